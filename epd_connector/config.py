@@ -15,7 +15,7 @@ import enum
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from epd_connector import config_values as values
 from epd_connector.errors import ConfigError
@@ -221,11 +221,13 @@ class Config:
         """
         for name in extra:
             _refuse_unknown(name)
-        # replace() takes changes of any type and validates them, which a constructor
-        # call with a mapping of objects could not express.
-        seed = cls(role=role, control_host="seed.invalid", control_port=default_port)
-        given = {"control_host": default_host, **extra}
-        config = dataclasses.replace(seed, **given)
+        # Any: what an operator wrote has no types until __post_init__ has parsed it.
+        given: dict[str, Any] = {
+            "control_host": default_host,
+            "control_port": default_port,
+            **extra,
+        }
+        config = cls(role=role, **given)
         if config.control_port == 0:
             raise ConfigError(
                 f"control_port is 0: must be from 1 to {values.MAX_PORT}, since peers and"
