@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adapters to host engines, one package each."""
