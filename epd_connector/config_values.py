@@ -16,6 +16,9 @@ import re
 from collections.abc import Callable
 from typing import TypeVar
 
+from epd_connector.errors import RequestError
+from epd_connector.link.base import format_address
+
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
@@ -26,7 +29,6 @@ MAX_PORT = 65535
 _UNITS = {"": 1, "B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
-_HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
 _MAX_HOST_CHARS = 253
 
 EnumT = TypeVar("EnumT", bound=enum.StrEnum)
@@ -135,7 +137,7 @@ def secret(minimum: int) -> Callable[[object], str]:
 def public_host(value: object) -> str:
     """A host name or IP address that a peer can connect to, without brackets."""
     host = _host(value)
-    if host == "*" or _is_wildcard(host):
+    if is_wildcard(host):
         raise ValueError(
             "is a wildcard, to which no peer can connect: must be the address that peers"
             " reach this engine at (to listen on every interface, set bind_host as well)"
@@ -152,24 +154,22 @@ def _host(value: object) -> str:
     allowed = "must be a host name or an IP address, without scheme and port"
     if not isinstance(value, str) or len(value) > _MAX_HOST_CHARS:
         raise ValueError(allowed)
-    bare = value[1:-1] if value.startswith("[") and value.endswith("]") else value
-    if bare == "*" or _is_ip(bare) or (_HOST.fullmatch(bare) and bare == value):
+    in_brackets = ":" in value and value.startswith("[") and value.endswith("]")
+    bare = value[1:-1] if in_brackets else value
+    if bare == "*":
         return bare
-    raise ValueError(allowed)
-
-
-def _is_ip(host: str) -> bool:
     try:
-        ipaddress.ip_address(host)
+        format_address(bare, 0)
+    except RequestError:
+        raise ValueError(allowed) from None
+    return bare
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether ``host`` means every interface, so that nobody can connect to it."""
+    if host == "*":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_unspecified
     except ValueError:
         return False
-    return True
-
-
-def _is_wildcard(host: str) -> bool:
-    return _is_ip(host) and ipaddress.ip_address(host).is_unspecified
-
-
-def host_port(host: str, port: int) -> str:
-    """``host:port``, with an IPv6 address in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
