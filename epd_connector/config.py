@@ -181,9 +181,7 @@ class Config:
     control_host: str = field(
         metadata=_meta(values.public_host, "", "address at which peers reach this engine")
     )
-    control_port: int = field(
-        metadata=_meta(values.integer(0, values.MAX_PORT), "port", "first port of this engine")
-    )
+    control_port: int = field(metadata=_meta(values.port, "port", "first port of this engine"))
     bind_host: str = field(default="", metadata=_meta(values.bind_host, "", "address to listen on"))
     auth_key: str = field(
         default="",

@@ -45,6 +45,13 @@ def integer(low: int, high: int) -> Callable[[object], int]:
     return parse
 
 
+def port(value: object) -> int:
+    """TCP port. 0, any free port, passes too, for code that has another way to tell peers."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_PORT:
+        raise ValueError(f"must be a whole number from 1 to {MAX_PORT}")
+    return value
+
+
 def seconds(low: float, high: float) -> Callable[[object], float]:
     """Finite duration in [low, high] seconds; whole numbers are accepted."""
 

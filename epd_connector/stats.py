@@ -121,7 +121,7 @@ class Counters:
         return flat
 
 
-COUNTS = tuple(counter.name for counter in fields(Counters) if counter.type == "int")
+COUNTS = tuple(counter.name for counter in fields(Counters) if isinstance(counter.default, int))
 """Names of the counts, in the order of their declaration."""
 
 
