@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What machines ask their runtime to do. Plain values; the runtime carries them out in order."""
+
+from dataclasses import dataclass
+
+from epd_connector.errors import Failure
+from epd_connector.protocol.frames import AnyFrame, Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Send ``frame`` to the peer that ``route`` names (the link's id of an incoming peer)."""
+
+    route: int
+    addressee: Incarnation
+    frame: AnyFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send ``frame`` to whoever listens at ``endpoint``; the runtime connects as needed."""
+
+    endpoint: str
+    addressee: Incarnation
+    frame: AnyFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Hangup:
+    """Close the connection to ``endpoint``: nothing is open there any more."""
+
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class TellHead:
+    """A rank tells its own head."""
+
+    frame: AnyFrame
+
+
+@dataclass(frozen=True, slots=True)
+class TellRanks:
+    """A head tells every one of its own ranks."""
+
+    frame: AnyFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Copy the rows behind ``token`` to ``offset`` of the send slab; then say ``Staged(copy)``."""
+
+    copy: int
+    token: int
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropRows:
+    """The rows behind ``token`` are not needed (any more)."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Write ``nbytes`` from ``source`` of the send slab to ``destination`` of ``session``'s slab.
+
+    Answered once by ``Wrote(write)``, when it is certain that nothing more will be written.
+    """
+
+    write: int
+    transport: str
+    session: str
+    source: int
+    destination: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetSession:
+    """The peer behind ``session`` is gone: drop what the transport keeps for it."""
+
+    transport: str
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """Prefill head: this request cannot have its items. Once per request."""
+
+    request: str
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeLocally:
+    """Prefill head: the host is to encode item ``hash`` of ``request`` itself."""
+
+    request: str
+    hash: str
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """Something failed that a person may want to read about."""
+
+    subject: str
+    failure: Failure
+
+
+Effect = (
+    Reply
+    | Send
+    | Hangup
+    | TellHead
+    | TellRanks
+    | Stage
+    | DropRows
+    | Write
+    | ForgetSession
+    | RequestFailed
+    | EncodeLocally
+    | Noted
+)

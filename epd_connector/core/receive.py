@@ -1,0 +1,447 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The prefill rank: grants regions to encode ranks and learns when nothing writes them.
+
+Owns the rooms that one prefill rank is receiving, and what it knows of the encode ranks
+that write to it. Does not own memory: its head places every room, and hears of each
+exactly once that it landed or failed, and exactly once that its region is safe again.
+Does no I/O. Used by one thread.
+
+Evidence, not time, makes a region safe: the writer's answer to the grant, or another
+incarnation at the writer's endpoint (its process is gone) and the transport's fence.
+"""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from epd_connector.core.deadlines import Deadlines
+from epd_connector.core.effects import Effect, Hangup, Noted, Send, TellHead
+from epd_connector.errors import Code, Failure
+from epd_connector.protocol.frames import (
+    AnyFrame,
+    Cancel,
+    Cancelled,
+    Grant,
+    Hello,
+    Landed,
+    Open,
+    Ping,
+    Pong,
+    Refused,
+    RoomFailed,
+    RoomLanded,
+    RoomReleased,
+    Stale,
+    Stalled,
+    Welcome,
+)
+from epd_connector.rows import serving_rank, wanted_rows
+from epd_connector.stats import Counters
+
+IDLE_HANGUP_S = 60.0
+"""Seconds after which the connection to an encode rank without open rooms is closed."""
+_FIRST_RETRY_S = 2.0
+_LAST_RETRY_S = 16.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveSettings:
+    """What a prefill rank is configured with. Times in seconds, sizes in bytes.
+
+    ``sessions``: how peers address this rank's receive slab, by transport.
+    ``fences``: seconds after a writer's death that its writes can still land.
+    """
+
+    incarnation: int
+    rank: int
+    ranks: int
+    slab_nbytes: int
+    sessions: Mapping[str, str]
+    fences: Mapping[str, float]
+    heartbeat_s: float
+    peer_timeout_s: float
+    max_rooms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The head opens a room. ``transport``: the best one this rank and its sender share."""
+
+    frame: Open
+    transport: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """The head does not want ``room`` any more."""
+
+    room: int
+
+
+@dataclass(frozen=True, slots=True)
+class FromSender:
+    """``frame`` came from the process of incarnation ``sender`` at ``endpoint``."""
+
+    endpoint: str
+    sender: int
+    addressee: int
+    frame: AnyFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The engine is shutting down: withdraw everything."""
+
+
+ReceiveEvent = Opened | Abandoned | FromSender | Tick | Stop
+
+
+class RoomState(enum.Enum):
+    """Life of a room on one prefill rank."""
+
+    GRANTED = "granted"  # the writer may write; its answer is awaited
+    WITHDRAWING = "withdrawing"  # cancelled by the head; the writer's answer is awaited
+    DOOMED = "doomed"  # failed, as the head knows; the writer's final answer is awaited
+    QUARANTINED = "quarantined"  # the writer is silent; evidence is awaited
+    FENCED = "fenced"  # the writer is gone; the transport's fence is awaited
+    LANDED = "landed"
+    RELEASED = "released"
+
+
+class RoomEvent(enum.Enum):
+    """What can happen to a room."""
+
+    LANDED = "landed"
+    REFUSED = "refused"
+    STALLED = "stalled"
+    CANCELLED = "cancelled"
+    ABANDON = "abandon"
+    SILENCE = "silence"
+    RETURN = "return"  # the silent writer speaks again
+    DEATH = "death"  # the writer's process is known to be gone
+    FENCE = "fence"  # long enough ago
+
+
+_GONE: dict[tuple[RoomState, RoomEvent], RoomState] = {
+    (state, event): target
+    for state in (RoomState.WITHDRAWING, RoomState.DOOMED, RoomState.QUARANTINED)
+    for event, target in (
+        (RoomEvent.LANDED, RoomState.RELEASED),
+        (RoomEvent.REFUSED, RoomState.RELEASED),
+        (RoomEvent.CANCELLED, RoomState.RELEASED),
+        (RoomEvent.SILENCE, RoomState.QUARANTINED),
+        (RoomEvent.DEATH, RoomState.FENCED),
+    )
+}
+ROOM_MOVES: dict[tuple[RoomState, RoomEvent], RoomState] = _GONE | {
+    (RoomState.GRANTED, RoomEvent.LANDED): RoomState.LANDED,
+    (RoomState.GRANTED, RoomEvent.REFUSED): RoomState.RELEASED,
+    (RoomState.GRANTED, RoomEvent.CANCELLED): RoomState.RELEASED,
+    (RoomState.GRANTED, RoomEvent.STALLED): RoomState.DOOMED,
+    (RoomState.GRANTED, RoomEvent.ABANDON): RoomState.WITHDRAWING,
+    (RoomState.GRANTED, RoomEvent.SILENCE): RoomState.QUARANTINED,
+    (RoomState.GRANTED, RoomEvent.DEATH): RoomState.FENCED,
+    (RoomState.DOOMED, RoomEvent.ABANDON): RoomState.WITHDRAWING,
+    (RoomState.QUARANTINED, RoomEvent.RETURN): RoomState.WITHDRAWING,
+    (RoomState.FENCED, RoomEvent.FENCE): RoomState.RELEASED,
+}
+"""Every legal step. A pair that is not here does not move the room."""
+
+
+@dataclass(slots=True, eq=False)
+class ReceiveRoom:
+    """One room that this rank receives: its grant, and who was granted."""
+
+    frame: Open
+    grant: Grant
+    sender: "Sender"
+    state: RoomState = RoomState.GRANTED
+    retry_s: float = _FIRST_RETRY_S
+
+
+@dataclass(slots=True, eq=False)
+class Sender:
+    """An encode rank as a prefill rank knows it. ``silent``: its rooms have been failed."""
+
+    endpoint: str
+    incarnation: int
+    heard: float
+    silent: bool = False
+    rooms: set[ReceiveRoom] = field(default_factory=set)
+
+
+class PrefillRank:
+    """The sans-IO machine of one prefill rank."""
+
+    def __init__(self, settings: ReceiveSettings) -> None:
+        self.settings = settings
+        self.counters = Counters()
+        self._rooms: dict[int, ReceiveRoom] = {}
+        self._senders: dict[str, Sender] = {}
+        self._retries: Deadlines[int] = Deadlines()
+        self._fences: Deadlines[int] = Deadlines()
+        self._beats: Deadlines[str] = Deadlines()
+        self._grant_serial = 0
+        self._now = 0.0
+        self._effects: list[Effect] = []
+
+    def handle(self, event: ReceiveEvent, now: float) -> list[Effect]:
+        """Takes one event at monotonic time ``now`` (seconds); returns what is to be done."""
+        self._now = now
+        self._effects = []
+        match event:
+            case Opened():
+                self._on_opened(event)
+            case Abandoned():
+                self._on_abandoned(event.room)
+            case FromSender():
+                self._on_sender(event)
+            case Tick():
+                self._on_tick()
+            case Stop():
+                for room in list(self._rooms):
+                    self._on_abandoned(room)
+        return self._effects
+
+    def next_deadline(self) -> float | None:
+        """When ``Tick`` is due, or None while nothing waits for time to pass."""
+        times = [self._retries.next(), self._fences.next(), self._beats.next()]
+        return min((when for when in times if when is not None), default=None)
+
+    def rooms(self) -> dict[int, RoomState]:
+        """Open rooms and their states."""
+        return {number: room.state for number, room in self._rooms.items()}
+
+    def idle(self) -> bool:
+        """Whether no region of this rank may be written to."""
+        return not self._rooms
+
+    def check(self) -> None:
+        """Holds the invariants. Raises AssertionError."""
+        fenced = {room for room in self._rooms.values() if room.state is RoomState.FENCED}
+        of_senders = {room for sender in self._senders.values() for room in sender.rooms}
+        assert of_senders == set(self._rooms.values()) - fenced
+        over = (RoomState.LANDED, RoomState.RELEASED)
+        assert all(room.state not in over for room in self._rooms.values())
+
+    # --- the head's wishes ------------------------------------------------------------
+
+    def _on_opened(self, event: Opened) -> None:
+        frame, settings = event.frame, self.settings
+        if frame.room in self._rooms:
+            return
+        if event.transport is None:
+            names = ", ".join(sorted(settings.sessions)) or "none"
+            reason = f"this rank and the encode rank share no transport (here: {names})"
+            self._reject(frame.room, Failure(Code.UNREACHABLE, reason))
+            return
+        if len(self._rooms) >= settings.max_rooms:
+            reason = f"{len(self._rooms)} rooms are open, limit {settings.max_rooms} (max_rooms)"
+            self._reject(frame.room, Failure(Code.OVERLOADED, reason))
+            return
+        address = frame.senders[serving_rank(settings.rank, settings.ranks, len(frame.senders))]
+        sender = self._greet(address.endpoint, address.incarnation)
+        room = ReceiveRoom(frame, self._grant(frame, event.transport), sender)
+        self._rooms[frame.room] = room
+        sender.rooms.add(room)
+        self._send(sender, room.grant)
+        self._retries.set(frame.room, self._now + room.retry_s)
+
+    def _grant(self, frame: Open, transport: str) -> Grant:
+        shard = wanted_rows(
+            frame.rows, self.settings.ranks, self.settings.rank, sharded=frame.sharded
+        )
+        self._grant_serial += 1
+        return Grant(
+            room=frame.room,
+            grant=self._grant_serial,
+            rows=frame.rows,
+            start=shard.start,
+            count=shard.rows,
+            width=frame.width,
+            dtype=frame.dtype,
+            sharded=frame.sharded,
+            transport=transport,
+            offset=frame.offset,
+            nbytes=shard.rows * frame.width * frame.itemsize,
+        )
+
+    def _reject(self, room: int, failure: Failure) -> None:
+        self._tell(RoomFailed(room, failure))
+        self._tell(RoomReleased(room))
+
+    def _greet(self, endpoint: str, incarnation: int) -> Sender:
+        """The encode rank at ``endpoint``, told who this rank is if it was not yet."""
+        sender = self._senders.get(endpoint)
+        if sender is not None and sender.incarnation != incarnation:
+            self._bury(sender, Failure(Code.STALE, f"{endpoint} was restarted"))
+            sender = None
+        if sender is None:
+            sender = self._senders[endpoint] = Sender(endpoint, incarnation, self._now)
+            self._send(sender, self._hello())
+        elif not sender.rooms:
+            # What was heard long ago says nothing; the clock starts with the new grant.
+            sender.heard = self._now
+        self._beats.set(endpoint, self._now + self.settings.heartbeat_s)
+        return sender
+
+    def _hello(self) -> Hello:
+        settings = self.settings
+        return Hello(settings.rank, settings.ranks, settings.slab_nbytes, dict(settings.sessions))
+
+    def _on_abandoned(self, number: int) -> None:
+        room = self._rooms.get(number)
+        if room is None:
+            self._tell(RoomReleased(number))
+        elif self._move(room, RoomEvent.ABANDON):
+            self._send(room.sender, Cancel(number, room.grant.grant))
+            room.retry_s = _FIRST_RETRY_S
+            self._retries.set(number, self._now + room.retry_s)
+
+    # --- what encode ranks say --------------------------------------------------------
+
+    def _on_sender(self, event: FromSender) -> None:
+        sender = self._senders.get(event.endpoint)
+        if sender is None or event.addressee not in (0, self.settings.incarnation):
+            self.counters.add("frames_stale")
+            return
+        if event.sender != sender.incarnation:
+            self._bury(sender, Failure(Code.STALE, f"{event.endpoint} was restarted"))
+            return
+        self._hear(sender)
+        match event.frame:
+            case Landed(room=number, grant=grant):
+                self._on_answer(number, grant, RoomEvent.LANDED, None)
+            case Refused(room=number, grant=grant, failure=failure):
+                self._on_answer(number, grant, RoomEvent.REFUSED, failure)
+            case Stalled(room=number, grant=grant, failure=failure):
+                self._on_answer(number, grant, RoomEvent.STALLED, failure)
+            case Cancelled(room=number, grant=grant):
+                failure = Failure(Code.CANCELLED, "the encode rank gave the room up")
+                self._on_answer(number, grant, RoomEvent.CANCELLED, failure)
+            case Welcome() | Pong() | Stale():
+                pass
+            case _:
+                self.counters.add("frames_malformed")
+
+    def _on_answer(
+        self, number: int, grant: int, event: RoomEvent, failure: Failure | None
+    ) -> None:
+        room = self._rooms.get(number)
+        if room is None or room.grant.grant != grant:
+            return
+        self._end(room, event, failure)
+
+    def _hear(self, sender: Sender) -> None:
+        sender.heard = self._now
+        if not sender.silent:
+            return
+        # A network that was cut has healed: the regions it held back can be had again.
+        sender.silent = False
+        self._send(sender, self._hello())
+        for room in list(sender.rooms):
+            if self._move(room, RoomEvent.RETURN):
+                self._send(sender, Cancel(room.frame.room, room.grant.grant))
+                self._retries.set(room.frame.room, self._now + _FIRST_RETRY_S)
+
+    def _bury(self, sender: Sender, failure: Failure) -> None:
+        """The process behind ``sender`` is gone: what it was granted is safe after the fence."""
+        del self._senders[sender.endpoint]
+        self._beats.clear(sender.endpoint)
+        self.counters.add("peers_lost")
+        for room in list(sender.rooms):
+            self._retries.clear(room.frame.room)
+            fence = self.settings.fences.get(room.grant.transport, 0.0)
+            self._fences.set(room.frame.room, self._now + fence)
+            self._end(room, RoomEvent.DEATH, failure)
+
+    # --- time -------------------------------------------------------------------------
+
+    def _on_tick(self) -> None:
+        for endpoint in self._beats.expired(self._now):
+            self._beat(self._senders[endpoint])
+        for number in self._retries.expired(self._now):
+            self._retry(self._rooms[number])
+        for number in self._fences.expired(self._now):
+            self._end(self._rooms[number], RoomEvent.FENCE, None)
+
+    def _beat(self, sender: Sender) -> None:
+        silence = self._now - sender.heard
+        if not sender.rooms:
+            if silence >= IDLE_HANGUP_S:
+                del self._senders[sender.endpoint]
+                self._effects.append(Hangup(sender.endpoint))
+                return
+            self._beats.set(sender.endpoint, sender.heard + IDLE_HANGUP_S)
+            return
+        if silence >= self.settings.peer_timeout_s and not sender.silent:
+            self._silence(sender)
+        self._send(sender, Ping())
+        pause = self.settings.peer_timeout_s if sender.silent else self.settings.heartbeat_s
+        self._beats.set(sender.endpoint, self._now + pause)
+
+    def _silence(self, sender: Sender) -> None:
+        sender.silent = True
+        self.counters.add("peers_lost")
+        failure = Failure(
+            Code.PEER_DEAD,
+            f"encode rank at {sender.endpoint} was silent for "
+            f"{self.settings.peer_timeout_s} s (peer_timeout_s)",
+        )
+        for room in list(sender.rooms):
+            self._retries.clear(room.frame.room)
+            self._end(room, RoomEvent.SILENCE, failure)
+
+    def _retry(self, room: ReceiveRoom) -> None:
+        """Frames can be lost with a connection: ask again, ever more slowly."""
+        self._send(room.sender, self._hello())
+        if room.state is RoomState.WITHDRAWING:
+            self._send(room.sender, Cancel(room.frame.room, room.grant.grant))
+        else:
+            self._send(room.sender, room.grant)
+        room.retry_s = min(2 * room.retry_s, _LAST_RETRY_S)
+        self._retries.set(room.frame.room, self._now + room.retry_s)
+
+    # --- small parts ------------------------------------------------------------------
+
+    def _end(self, room: ReceiveRoom, event: RoomEvent, failure: Failure | None) -> None:
+        """Moves ``room``, and tells the head what it has to know, each thing once."""
+        before = room.state
+        if not self._move(room, event):
+            return
+        if before is RoomState.GRANTED and room.state is not RoomState.LANDED:
+            assert failure is not None
+            self._tell(RoomFailed(room.frame.room, failure))
+            self._effects.append(Noted(f"room {room.frame.room:016x}", failure))
+        if room.state is RoomState.LANDED:
+            self.counters.add("bytes_landed", room.grant.nbytes)
+            self._tell(RoomLanded(room.frame.room, room.grant.nbytes))
+        elif room.state is RoomState.RELEASED:
+            self._tell(RoomReleased(room.frame.room))
+        if room.state in (RoomState.LANDED, RoomState.RELEASED):
+            self._forget(room)
+
+    def _forget(self, room: ReceiveRoom) -> None:
+        del self._rooms[room.frame.room]
+        self._retries.clear(room.frame.room)
+        self._fences.clear(room.frame.room)
+        room.sender.rooms.discard(room)
+
+    def _move(self, room: ReceiveRoom, event: RoomEvent) -> bool:
+        """The one place that moves a room; False where the table has no such step."""
+        target = ROOM_MOVES.get((room.state, event))
+        if target is None:
+            return False
+        room.state = target
+        return True
+
+    def _send(self, sender: Sender, frame: AnyFrame) -> None:
+        self._effects.append(Send(sender.endpoint, sender.incarnation, frame))
+
+    def _tell(self, frame: AnyFrame) -> None:
+        self._effects.append(TellHead(frame))

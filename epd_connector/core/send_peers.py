@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The encode rank's desk for prefill ranks: who they are, what they may, whose turn it is.
+
+Owns the peers of ``send.EncodeRank`` and the writes in flight to each; checks a grant
+against the offer (the contract) before anything is written. Does not own rooms. A part
+of that machine, not a machine of its own: it appends to the machine's effects.
+"""
+
+from typing import Protocol
+
+from epd_connector.core.deadlines import Deadlines
+from epd_connector.core.effects import Effect, ForgetSession, Reply, Write
+from epd_connector.core.send_events import FromPeer
+from epd_connector.core.send_state import GrantState, HeldGrant, Peer, SendRoom
+from epd_connector.errors import Code, Failure
+from epd_connector.protocol.frames import Hello, Pong, Refused, Stale, Stalled, Welcome
+from epd_connector.rows import serving_rank, wanted_rows
+from epd_connector.stats import Counters
+
+MAX_PEERS = 4096
+
+
+class DeskSettings(Protocol):
+    """The part of the machine's settings that concerns peers."""
+
+    @property
+    def incarnation(self) -> int: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def ranks(self) -> int: ...
+    @property
+    def write_timeout_s(self) -> float: ...
+    @property
+    def peer_timeout_s(self) -> float: ...
+    @property
+    def failed_peer_s(self) -> float: ...
+    @property
+    def write_parallelism(self) -> int: ...
+
+
+class PeerDesk:
+    """Peers by incarnation, and the writes in flight to them."""
+
+    def __init__(self, settings: DeskSettings, counters: Counters) -> None:
+        self.effects: list[Effect] = []
+        self._settings = settings
+        self._counters = counters
+        self._peers: dict[int, Peer] = {}
+        self._writes: dict[int, HeldGrant] = {}
+        self._write_serial = 0
+        self._write_ends: Deadlines[int] = Deadlines()
+        self._silences: Deadlines[int] = Deadlines()
+
+    # --- who is there -----------------------------------------------------------------
+
+    def admit(self, event: FromPeer, now: float) -> bool:
+        """Whether the frame is meant for this incarnation; notes that its sender lives."""
+        if event.addressee not in (0, self._settings.incarnation):
+            self._counters.add("frames_stale")
+            self.effects.append(Reply(event.route, event.sender, Stale()))
+            return False
+        peer = self._peers.get(event.sender)
+        if peer is not None:
+            peer.heard, peer.route = now, event.route
+        return True
+
+    def greet(self, event: FromPeer, hello: Hello, now: float) -> None:
+        """Takes note of a prefill rank and its slab; forgives what failed before."""
+        peer = self._peers.get(event.sender)
+        if peer is None:
+            if not self._make_room():
+                self._counters.add("frames_dropped")
+                return
+            peer = self._peers[event.sender] = Peer(event.sender, event.route, hello, now)
+        elif peer.hello != hello and peer.unanswered:
+            # A slab cannot move under grants that name offsets in it.
+            self._counters.add("frames_malformed")
+            return
+        peer.hello, peer.refuse_until = hello, 0.0
+        self.effects.append(Reply(event.route, event.sender, Welcome()))
+
+    def pong(self, event: FromPeer) -> None:
+        """Answers a heartbeat."""
+        self.effects.append(Reply(event.route, event.sender, Pong()))
+
+    def peer(self, incarnation: int) -> Peer | None:
+        """The prefill rank of this incarnation, if it has said hello."""
+        return self._peers.get(incarnation)
+
+    def distrust(self, peer: Peer, now: float) -> None:
+        """A write to ``peer`` failed: refuse it at once for a while."""
+        peer.refuse_until = now + self._settings.failed_peer_s
+
+    def silent(self, now: float) -> list[Peer]:
+        """Peers with unanswered grants that were silent for too long."""
+        gone = []
+        for incarnation in self._silences.expired(now):
+            peer = self._peers.get(incarnation)
+            if peer is None or not peer.unanswered:
+                continue
+            due = peer.heard + self._settings.peer_timeout_s
+            if due <= now:
+                gone.append(peer)
+            else:
+                self._silences.set(incarnation, due)
+        return gone
+
+    def lose(self, peer: Peer) -> list[HeldGrant]:
+        """Forgets a dead peer; returns its grants that were not answered."""
+        self._peers.pop(peer.incarnation, None)
+        self._silences.clear(peer.incarnation)
+        for transport, session in peer.hello.sessions.items():
+            self.effects.append(ForgetSession(transport, session))
+        return list(peer.unanswered)
+
+    # --- what a grant must be ---------------------------------------------------------
+
+    def foreign(self, grant: HeldGrant, room: SendRoom) -> Failure | None:
+        """Why this peer has no part in this room on this encode rank, or None."""
+        hello, settings = grant.peer.hello, self._settings
+        if hello.rank >= hello.ranks:
+            return Failure(Code.MISMATCH, f"prefill rank {hello.rank} of {hello.ranks} ranks")
+        server = serving_rank(hello.rank, hello.ranks, settings.ranks)
+        if server != settings.rank:
+            reason = f"prefill rank {hello.rank} is served by encode rank {server}"
+            return Failure(Code.MISMATCH, f"{reason}, not by rank {settings.rank}")
+        others = {other.peer.hello.ranks for other in room.grants.values()} - {hello.ranks}
+        if others:
+            reason = f"engines of {hello.ranks} and {others.pop()} ranks ask for one room"
+            return Failure(Code.MISMATCH, reason)
+        return None
+
+    def contract(self, grant: HeldGrant, room: SendRoom, now: float) -> Failure | None:
+        """What the grant and the offer disagree about, or None if the rows may be written."""
+        frame, hello, copy = grant.frame, grant.peer.hello, room.copy
+        assert copy is not None
+        shard = wanted_rows(copy.rows, hello.ranks, hello.rank, sharded=frame.sharded)
+        row_nbytes = copy.nbytes // copy.rows if copy.rows else 0
+        pairs = (
+            ("rows", frame.rows, copy.rows),
+            ("width", frame.width, copy.width),
+            ("dtype", frame.dtype, copy.dtype),
+            ("first row", frame.start, shard.start),
+            ("row count", frame.count, shard.rows),
+            ("bytes", frame.nbytes, shard.rows * row_nbytes),
+        )
+        for name, granted, offered in pairs:
+            if granted != offered:
+                reason = f"{name}: granted {granted}, offered {offered}"
+                return Failure(Code.MISMATCH, reason)
+        if frame.offset + frame.nbytes > hello.slab_nbytes:
+            reason = f"bytes {frame.offset} + {frame.nbytes} lie outside the receiver's slab"
+            return Failure(Code.MISMATCH, f"{reason} of {hello.slab_nbytes} bytes")
+        if frame.transport not in hello.sessions:
+            names = ", ".join(sorted(hello.sessions)) or "none"
+            reason = f"transport {frame.transport!r} is not one of the receiver's: {names}"
+            return Failure(Code.MISMATCH, reason)
+        if now < grant.peer.refuse_until:
+            reason = f"a write to prefill rank {hello.rank} failed: no more are tried for"
+            return Failure(
+                Code.WRITE_FAILED, f"{reason} {self._settings.failed_peer_s} s (failed_peer_s)"
+            )
+        return None
+
+    # --- whose turn it is -------------------------------------------------------------
+
+    def take(self, grant: HeldGrant) -> None:
+        """``grant`` is open from now on: its peer's silence matters."""
+        peer = grant.peer
+        if not peer.unanswered:
+            self._silences.set(peer.incarnation, peer.heard + self._settings.peer_timeout_s)
+        peer.unanswered.add(grant)
+
+    def answered(self, grant: HeldGrant) -> None:
+        """``grant`` is not open any more."""
+        grant.peer.unanswered.discard(grant)
+
+    def enqueue(self, grant: HeldGrant) -> None:
+        """``grant`` may be written when it is its turn."""
+        grant.peer.backlog.append(grant)
+
+    def pump(self, peer: Peer, rooms: dict[int, SendRoom], now: float) -> None:
+        """Starts writes to ``peer``, as many as may run at once, first come first served."""
+        while peer.backlog and peer.writing < self._settings.write_parallelism:
+            grant = peer.backlog.popleft()
+            room = rooms.get(grant.frame.room)
+            if grant.state is GrantState.WAITING and room is not None:
+                self._begin_write(grant, room, now)
+
+    def _begin_write(self, grant: HeldGrant, room: SendRoom, now: float) -> None:
+        copy, frame = room.copy, grant.frame
+        assert copy is not None
+        assert copy.region is not None
+        self._write_serial += 1
+        number = self._write_serial
+        grant.state = GrantState.WRITING
+        grant.write = number
+        grant.peer.writing += 1
+        self._writes[number] = grant
+        self._write_ends.set(number, now + self._settings.write_timeout_s)
+        source = copy.region.offset + frame.start * (copy.nbytes // copy.rows)
+        session = grant.peer.hello.sessions[frame.transport]
+        self.effects.append(
+            Write(number, frame.transport, session, source, frame.offset, frame.nbytes)
+        )
+
+    def finish(self, write: int) -> HeldGrant | None:
+        """The grant whose write has ended, or None for a write that is not known."""
+        grant = self._writes.pop(write, None)
+        if grant is not None:
+            self._write_ends.clear(write)
+            grant.peer.writing -= 1
+        return grant
+
+    def overdue(self, now: float) -> list[HeldGrant]:
+        """Grants whose write should have ended by now; each is returned once."""
+        return [self._writes[number] for number in self._write_ends.expired(now)]
+
+    def stall(self, grant: HeldGrant, failure: Failure) -> None:
+        """A grant that is being written has failed: it is answered when the write has ended."""
+        frame, peer = grant.frame, grant.peer
+        if grant.state is not GrantState.WRITING:
+            return
+        grant.state = GrantState.WITHDRAWN
+        grant.verdict = Refused(frame.room, frame.grant, failure)
+        self._write_ends.clear(grant.write)
+        stalled = Stalled(frame.room, frame.grant, failure)
+        self.effects.append(Reply(peer.route, peer.incarnation, stalled))
+
+    def writing(self) -> int:
+        """Writes in flight."""
+        return len(self._writes)
+
+    def next_deadline(self) -> float | None:
+        """When some write or some peer is overdue, or None."""
+        times = [self._write_ends.next(), self._silences.next()]
+        return min((when for when in times if when is not None), default=None)
+
+    def _make_room(self) -> bool:
+        """Keeps the table bounded: the peer that has been idle the longest is forgotten."""
+        if len(self._peers) < MAX_PEERS:
+            return True
+        idle = [peer for peer in self._peers.values() if not peer.unanswered and not peer.writing]
+        if not idle:
+            return False
+        oldest = min(idle, key=lambda peer: peer.heard)
+        del self._peers[oldest.incarnation]
+        return True

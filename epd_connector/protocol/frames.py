@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every message that two parts of the system exchange, as typed and bounded structs.
+
+Owns the shape of the messages. Does not own their bytes (``codec``), their order or
+their meaning over time (``core``).
+
+Three conversations use these frames:
+
+* prefill head -> encode head ("control"): who are you, skip these rooms, how are you;
+* prefill rank -> encode rank ("data"): grants and their answers, heartbeats;
+* head <-> its own ranks ("link"): what to receive, what has arrived.
+
+Bounds are part of the type: a frame that decodes is within them.
+"""
+
+from typing import Annotated
+
+import msgspec
+
+from epd_connector.errors import Failure
+
+Room = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+"""Names one transfer of one item: 63 random bits, minted by the router."""
+Incarnation = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+"""Random id of one start of one head or rank; 0: not known yet."""
+GrantId = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
+Rank = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
+Ranks = Annotated[int, msgspec.Meta(ge=1, lt=1 << 16)]
+Text = Annotated[str, msgspec.Meta(max_length=512)]
+Sessions = Annotated[dict[Text, Text], msgspec.Meta(max_length=16)]
+"""Transport name -> what that transport says about a process or a slab of it."""
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """Base of every frame; the class name is its tag on the wire."""
+
+
+# --- control: prefill head and tools -> encode head ---------------------------------
+
+
+class Identify(Frame, frozen=True):
+    """Who are you? ``fingerprint`` is the asking engine's model (``core.fingerprint``)."""
+
+    fingerprint: Text
+
+
+class RankAddress(msgspec.Struct, frozen=True, array_like=True):
+    """Where one encode rank takes grants, and which transports reach it."""
+
+    endpoint: Text
+    incarnation: Incarnation
+    adverts: Sessions
+
+
+class Identity(Frame, frozen=True):
+    """An encode engine's answer to ``Identify`` once every rank of it is up.
+
+    ``dtype`` is torch's name of the element type (``bfloat16``); ``widths`` gives the
+    elements per row of each modality; ``ranks`` is in rank order.
+    """
+
+    fingerprint: Text
+    dtype: Text
+    itemsize: Annotated[int, msgspec.Meta(ge=1, le=16)]
+    widths: Annotated[dict[Text, Count], msgspec.Meta(max_length=64)]
+    ranks: Annotated[tuple[RankAddress, ...], msgspec.Meta(min_length=1, max_length=1024)]
+
+
+class NotReady(Frame, frozen=True):
+    """Some rank of this engine is not up yet: ask again soon."""
+
+    reason: Text
+
+
+class Rejected(Frame, frozen=True):
+    """The answer to a question that will be no better when asked again."""
+
+    failure: Failure
+
+
+class SkipRooms(Frame, frozen=True):
+    """The prefill side does not need these rooms; whatever is held for them is free."""
+
+    rooms: Annotated[tuple[Room, ...], msgspec.Meta(max_length=4096)]
+
+
+class Inspect(Frame, frozen=True):
+    """How are you? Answered by ``Report`` by every head, at any time."""
+
+
+class Report(Frame, frozen=True):
+    """Counters of one engine since its start; names as in ``stats.Counters``.
+
+    ``encoded_to_landed_s``: seconds, of the last items that this engine sent.
+    """
+
+    role: Text
+    fingerprint: Text
+    ranks_up: Count
+    counters: Annotated[dict[Text, float], msgspec.Meta(max_length=256)]
+    encoded_to_landed_s: Annotated[tuple[float, ...], msgspec.Meta(max_length=1024)]
+    failures: Annotated[tuple[Text, ...], msgspec.Meta(max_length=64)]
+
+
+# --- data: prefill rank <-> encode rank ----------------------------------------------
+
+
+class Hello(Frame, frozen=True):
+    """A prefill rank introduces itself: its place, its slab, and how to write into it."""
+
+    rank: Rank
+    ranks: Ranks
+    slab_nbytes: Count
+    sessions: Sessions
+
+
+class Welcome(Frame, frozen=True):
+    """The encode rank knows this prefill rank's slab from now on."""
+
+
+class Grant(Frame, frozen=True):
+    """You may write these rows of this room, once, into this region of my slab.
+
+    Rows ``start <= row < start + count`` of the item's ``rows``, each of ``width``
+    elements of ``dtype``, go to the ``nbytes`` bytes at ``offset`` of the slab that
+    ``Hello`` announced, over ``transport``.
+    """
+
+    room: Room
+    grant: GrantId
+    rows: Count
+    start: Count
+    count: Count
+    width: Count
+    dtype: Text
+    sharded: bool
+    transport: Text
+    offset: Count
+    nbytes: Count
+
+
+class Landed(Frame, frozen=True):
+    """The rows of this grant are there. Final."""
+
+    room: Room
+    grant: GrantId
+
+
+class Refused(Frame, frozen=True):
+    """The rows of this grant will never be written. Final."""
+
+    room: Room
+    grant: GrantId
+    failure: Failure
+
+
+class Stalled(Frame, frozen=True):
+    """This grant has failed, but a write of it may still land. Not final."""
+
+    room: Room
+    grant: GrantId
+    failure: Failure
+
+
+class Cancel(Frame, frozen=True):
+    """Stop; tell me when you can no longer write under this grant."""
+
+    room: Room
+    grant: GrantId
+
+
+class Cancelled(Frame, frozen=True):
+    """Nothing will be written under this grant any more. Final."""
+
+    room: Room
+    grant: GrantId
+
+
+class Ping(Frame, frozen=True):
+    """Are you there? Sent by a prefill rank that has rooms open."""
+
+
+class Pong(Frame, frozen=True):
+    """I am."""
+
+
+class Stale(Frame, frozen=True):
+    """Your frame was meant for an older incarnation; the envelope carries the current one."""
+
+
+# --- link: head <-> ranks of the same engine ------------------------------------------
+
+
+class RankUp(Frame, frozen=True):
+    """A rank is ready. ``endpoint`` is empty where it takes no grants.
+
+    ``receive_nbytes`` is the size of its receive slab, 0 where it receives nothing.
+    """
+
+    rank: Rank
+    endpoint: Text
+    adverts: Sessions
+    receive_nbytes: Count
+
+
+class HeadUp(Frame, frozen=True):
+    """The head's answer to ``RankUp``: heard."""
+
+
+class Open(Frame, frozen=True):
+    """Receive this room. The head has placed it: every rank uses the same ``offset``.
+
+    ``senders`` are the encode engine's ranks in order; a rank finds its own by
+    ``rows.serving_rank`` and its own rows by ``rows.wanted_rows``.
+    """
+
+    room: Room
+    rows: Count
+    width: Count
+    dtype: Text
+    itemsize: Annotated[int, msgspec.Meta(ge=1, le=16)]
+    sharded: bool
+    offset: Count
+    senders: Annotated[tuple[RankAddress, ...], msgspec.Meta(min_length=1, max_length=1024)]
+
+
+class Abandon(Frame, frozen=True):
+    """Nobody wants this room any more: make its region safe and say so."""
+
+    room: Room
+
+
+class RoomLanded(Frame, frozen=True):
+    """This rank has its rows of the room."""
+
+    room: Room
+    nbytes: Count
+
+
+class RoomFailed(Frame, frozen=True):
+    """This rank will not have its rows. The region may still be written to."""
+
+    room: Room
+    failure: Failure
+
+
+class RoomReleased(Frame, frozen=True):
+    """No peer can write into this rank's region of the room any more."""
+
+    room: Room
+
+
+class RoomLoaded(Frame, frozen=True):
+    """The load of this room in an engine step has been carried out on this rank."""
+
+    room: Room
+
+
+class EndRoom(Frame, frozen=True):
+    """Encode side: the request that claimed the room is over; rows not there will not come."""
+
+    room: Room
+    failure: Failure
+
+
+class DropRoom(Frame, frozen=True):
+    """Encode side: the prefill side does not need the room."""
+
+    room: Room
+
+
+class Tally(Frame, frozen=True):
+    """What a rank counted since its last tally, for the head's totals."""
+
+    counters: Annotated[dict[Text, float], msgspec.Meta(max_length=256)]
+    encoded_to_landed_s: Annotated[tuple[float, ...], msgspec.Meta(max_length=1024)]
+    failures: Annotated[tuple[Text, ...], msgspec.Meta(max_length=64)]
+
+
+ControlFrame = Identify | Identity | NotReady | Rejected | SkipRooms | Inspect | Report
+DataFrame = (
+    Hello | Welcome | Grant | Landed | Refused | Stalled | Cancel | Cancelled | Ping | Pong | Stale
+)
+LinkFrame = (
+    RankUp
+    | HeadUp
+    | Open
+    | Abandon
+    | RoomLanded
+    | RoomFailed
+    | RoomReleased
+    | RoomLoaded
+    | EndRoom
+    | DropRoom
+    | Tally
+)
+AnyFrame = ControlFrame | DataFrame | LinkFrame
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True):
+    """A frame with the incarnations of its sender and addressee (0: not known yet)."""
+
+    sender: Incarnation
+    addressee: Incarnation
+    frame: AnyFrame
