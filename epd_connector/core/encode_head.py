@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The encode head: says who this engine is once every rank is up, and passes word on.
+
+Owns what an encode engine's head knows of its own ranks and answers peers with. Does not
+own rooms: its ranks do. Does no I/O. Used by one thread at a time, like the prefill head.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from epd_connector.core.effects import Effect, Reply, TellRanks
+from epd_connector.errors import Code, Failure
+from epd_connector.protocol.frames import (
+    AnyFrame,
+    DropRoom,
+    EndRoom,
+    Identify,
+    Identity,
+    NotReady,
+    RankAddress,
+    RankUp,
+    Rejected,
+    SkipRooms,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeHeadSettings:
+    """Who this engine is. ``widths``: elements per row, by modality."""
+
+    ranks: int
+    fingerprint: str
+    dtype: str
+    itemsize: int
+    widths: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class FromPeer:
+    """``frame`` came over ``route`` from the process of incarnation ``sender``."""
+
+    route: int
+    sender: int
+    frame: AnyFrame
+
+
+@dataclass(frozen=True, slots=True)
+class RankReady:
+    """Rank ``frame.rank`` of this engine, of incarnation ``incarnation``, is up."""
+
+    incarnation: int
+    frame: RankUp
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOver:
+    """A request of this engine is over; rows of ``rooms`` that are not there will not come."""
+
+    rooms: tuple[int, ...]
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class RoomsUnneeded:
+    """This engine itself consumes what ``rooms`` were claimed for."""
+
+    rooms: tuple[int, ...]
+
+
+EncodeHeadEvent = FromPeer | RankReady | RequestOver | RoomsUnneeded
+
+
+class EncodeHead:
+    """The sans-IO machine of one encode head."""
+
+    def __init__(self, settings: EncodeHeadSettings) -> None:
+        self.settings = settings
+        self._ranks: dict[int, RankAddress] = {}
+
+    def handle(self, event: EncodeHeadEvent) -> list[Effect]:
+        """Takes one event; returns what is to be done. Nothing here depends on time."""
+        match event:
+            case RankReady(incarnation=incarnation, frame=frame):
+                address = RankAddress(frame.endpoint, incarnation, frame.adverts)
+                self._ranks[frame.rank] = address
+                return []
+            case RequestOver(rooms=rooms, failure=failure):
+                return [TellRanks(EndRoom(room, failure)) for room in rooms]
+            case RoomsUnneeded(rooms=rooms):
+                return [TellRanks(DropRoom(room)) for room in rooms]
+            case FromPeer(frame=Identify(fingerprint=fingerprint)):
+                return [Reply(event.route, event.sender, self._who(fingerprint))]
+            case FromPeer(frame=SkipRooms(rooms=rooms)):
+                return [TellRanks(DropRoom(room)) for room in rooms]
+        return []
+
+    def ranks_up(self) -> int:
+        """How many ranks of this engine are up."""
+        return len(self._ranks)
+
+    def _who(self, fingerprint: str) -> Identity | NotReady | Rejected:
+        settings = self.settings
+        if fingerprint != settings.fingerprint:
+            reason = (
+                f"this engine serves model {settings.fingerprint}, the asking engine "
+                f"{fingerprint}: serve one model on both"
+            )
+            return Rejected(Failure(Code.MISMATCH, reason))
+        if len(self._ranks) < settings.ranks:
+            return NotReady(f"{len(self._ranks)} of {settings.ranks} ranks are up")
+        ranks = tuple(self._ranks[rank] for rank in range(settings.ranks))
+        return Identity(
+            settings.fingerprint, settings.dtype, settings.itemsize, dict(settings.widths), ranks
+        )
