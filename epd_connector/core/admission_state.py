@@ -107,7 +107,19 @@ class Stop:
     """The engine is shutting down."""
 
 
-AdmissionEvent = Joined | Needed | Spared | Left | Loading | FromRank | FromEncodeHead | Tick | Stop
+AdmissionEvent = (
+    Joined
+    | Needed
+    | Spared
+    | Left
+    | Loading
+    | Promised
+    | PassEnded
+    | FromRank
+    | FromEncodeHead
+    | Tick
+    | Stop
+)
 
 
 class TransferState(enum.Enum):

@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drives the machines of one head: the control plane, the link to the own ranks, the clock.
+
+Owns the loop thread of a head, the lock around its machines, and what the scheduler thread
+is to be told. The scheduler thread decides with the machine at once, under the lock, and
+leaves sending to the loop: it never waits for the network. Does not own decisions
+(``core``) or anything of the host engine.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from epd_connector.core import admission_state as admission
+from epd_connector.core.admission import PrefillHead
+from epd_connector.core.effects import (
+    Effect,
+    EncodeLocally,
+    Hangup,
+    Noted,
+    Reply,
+    RequestFailed,
+    Send,
+    TellRanks,
+)
+from epd_connector.core.encode_head import EncodeHead, EncodeHeadEvent, FromPeer, RankReady
+from epd_connector.errors import Code, Failure
+from epd_connector.link.base import Link, PeerId
+from epd_connector.protocol.codec import Codec
+from epd_connector.protocol.frames import (
+    AnyFrame,
+    Envelope,
+    HeadUp,
+    Identify,
+    Inspect,
+    Open,
+    RankUp,
+    Report,
+    RoomFailed,
+    RoomReleased,
+    SkipRooms,
+    Tally,
+)
+from epd_connector.runtime.loop import Loop
+from epd_connector.runtime.switchboard import Switchboard
+from epd_connector.stats import Counters
+
+logger = logging.getLogger(__name__)
+
+MAX_FAILURES = 64
+
+Outcome = RequestFailed | EncodeLocally
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPlace:
+    """Where a head stands. ``control``: endpoint for peers and tools; ``link``: for its ranks,
+    empty where they come through ``control``; ``link_token``: what frames of the own engine carry.
+    """
+
+    role: str
+    fingerprint: str
+    incarnation: int
+    link_token: int
+    ranks: int
+    control: str
+    link: str
+
+
+class HeadRuntime:
+    """One head's loop and what it drives. ``start`` and ``close`` are idempotent."""
+
+    def __init__(
+        self,
+        place: HeadPlace,
+        link: Link,
+        codec: Codec,
+        *,
+        encode: EncodeHead | None,
+        prefill: PrefillHead | None,
+    ) -> None:
+        self._place = place
+        self._link = link
+        self._encode = encode
+        self._prefill = prefill
+        self._counters = Counters()
+        self._totals = Counters()
+        self._failures: deque[str] = deque(maxlen=MAX_FAILURES)
+        self._switch = Switchboard(link, codec, place.incarnation, self._counters)
+        self._to_ranks = Switchboard(link, codec, place.link_token, self._counters)
+        self._ranks: dict[int, tuple[PeerId, int]] = {}
+        self._loop: Loop[None] = Loop("epd-head", link, self)
+        self._effects: deque[Effect] = deque()
+        # Held around machine calls only, which do no I/O: microseconds.
+        self._lock = threading.Lock()
+        self._outcomes: deque[Outcome] = deque()
+        self._control = ""
+        self._closed = False
+
+    # --- any thread -------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Binds, then starts the loop. Raises LinkError."""
+        if not self._control:
+            self._control = self._link.listen(self._place.control)
+            if self._place.link:
+                self._link.listen(self._place.link)
+        self._loop.start()
+
+    def close(self, timeout_s: float) -> None:
+        """Gives up every request, tells who waits, ends the thread."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._prefill is not None:
+            self.tell(admission.Stop())
+            deadline = time.monotonic() + timeout_s
+            while not self._idle() and time.monotonic() < deadline:
+                time.sleep(0.01)
+        self._loop.stop(timeout_s)
+        self._link.close()
+
+    @property
+    def control(self) -> str:
+        """The control endpoint with its real port, once started."""
+        return self._control
+
+    # --- the scheduler's thread -------------------------------------------------------
+
+    def tell(self, event: admission.AdmissionEvent) -> None:
+        """Hands an event to the prefill head; its decision is effective on return."""
+        assert self._prefill is not None
+        with self._lock:
+            self._decided(self._prefill.handle(event, time.monotonic()))
+
+    def tell_encode(self, event: EncodeHeadEvent) -> None:
+        """Hands an event to the encode head."""
+        assert self._encode is not None
+        with self._lock:
+            self._decided(self._encode.handle(event))
+
+    def ask(self, request: str) -> admission.RequestState:
+        """May ``request`` run? See ``PrefillHead.ask``."""
+        assert self._prefill is not None
+        with self._lock:
+            return self._prefill.ask(request, time.monotonic())
+
+    def promise(self, hash: str) -> bool:
+        """Whether item ``hash`` can be loaded; if so it stays until the scheduling pass ends."""
+        assert self._prefill is not None
+        with self._lock:
+            if not self._prefill.holds(hash):
+                return False
+            self._decided(self._prefill.handle(admission.Promised(hash), time.monotonic()))
+        return True
+
+    def held(self, hash: str) -> admission.Transfer:
+        """The transfer that holds item ``hash``. KeyError unless it was promised."""
+        assert self._prefill is not None
+        with self._lock:
+            return self._prefill.held(hash)
+
+    def outcomes(self) -> list[Outcome]:
+        """What has been decided about requests since the last call."""
+        if not self._outcomes:
+            return []
+        return [self._outcomes.popleft() for _ in range(len(self._outcomes))]
+
+    def totals(self) -> Counters:
+        """Counters of the engine since its start. A copy."""
+        with self._lock:
+            self._collect()
+            total = Counters()
+            total.merge(self._totals)
+        return total
+
+    def _decided(self, effects: list[Effect]) -> None:
+        """Queues effects in the order of the decisions, whichever thread made them.
+
+        Held under the lock: were an Abandon to overtake the Open that it takes back, ranks
+        would let peers write into a region that has another tenant.
+        """
+        for effect in effects:
+            if isinstance(effect, RequestFailed | EncodeLocally):
+                self._outcomes.append(effect)
+            else:
+                self._effects.append(effect)
+        if self._effects:
+            self._loop.wake()
+
+    def _idle(self) -> bool:
+        assert self._prefill is not None
+        with self._lock:
+            return self._prefill.idle()
+
+    # --- the loop's thread ------------------------------------------------------------
+
+    def on_post(self, post: None, now: float) -> None:
+        """See ``loop.Driver``. Nothing is posted: what is to be done lies in ``_effects``."""
+
+    def on_frame(self, peer: PeerId, payload: bytes, now: float) -> None:
+        """See ``loop.Driver``."""
+        envelope = self._switch.read(peer, payload)
+        if envelope is None:
+            return
+        source = self._switch.endpoint_of(peer)
+        if envelope.addressee == self._place.link_token:
+            self._on_rank(peer, envelope, now)
+        elif source is not None:
+            self._on_encode_head(source, envelope, now)
+        else:
+            self._on_control(peer, envelope)
+
+    def on_turn(self, now: float) -> None:
+        """See ``loop.Driver``."""
+        if self._prefill is not None:
+            with self._lock:
+                due = self._prefill.next_deadline()
+                if due is not None and due <= now:
+                    self._decided(self._prefill.handle(admission.Tick(), now))
+        self._carry_out()
+
+    def next_wait(self, now: float) -> float | None:
+        """See ``loop.Driver``."""
+        if self._prefill is None:
+            return None
+        with self._lock:
+            due = self._prefill.next_deadline()
+        return None if due is None else due - now
+
+    def on_error(self) -> None:
+        """See ``loop.Driver``."""
+        self._counters.add("errors_internal")
+
+    def _on_rank(self, peer: PeerId, envelope: Envelope, now: float) -> None:
+        frame = envelope.frame
+        if isinstance(frame, RankUp):
+            self._rank_up(peer, envelope.sender, frame)
+            return
+        rank = next((r for r, (_, who) in self._ranks.items() if who == envelope.sender), None)
+        if rank is None:
+            self._counters.add("frames_stale")
+        elif isinstance(frame, Tally):
+            self._totals.merge(Counters.from_peer(frame.counters, frame.encoded_to_landed_s))
+            self._failures.extend(frame.failures)
+        elif self._prefill is not None:
+            with self._lock:
+                self._decided(self._prefill.handle(admission.FromRank(rank, frame), now))
+
+    def _rank_up(self, peer: PeerId, incarnation: int, frame: RankUp) -> None:
+        if frame.rank >= self._place.ranks:
+            self._counters.add("frames_malformed")
+            return
+        self._ranks[frame.rank] = (peer, incarnation)
+        if self._encode is not None:
+            with self._lock:
+                self._encode.handle(RankReady(incarnation, frame))
+        self._to_ranks.reply(peer, incarnation, HeadUp())
+
+    def _on_encode_head(self, source: str, envelope: Envelope, now: float) -> None:
+        if self._prefill is None or envelope.addressee != self._place.incarnation:
+            self._counters.add("frames_stale")
+            return
+        address = source.removeprefix("tcp://")
+        event = admission.FromEncodeHead(address, envelope.frame)
+        with self._lock:
+            self._decided(self._prefill.handle(event, now))
+
+    def _on_control(self, peer: PeerId, envelope: Envelope) -> None:
+        match envelope.frame:
+            case Inspect():
+                self._switch.reply(peer, envelope.sender, self._report())
+            case Identify() | SkipRooms() if self._encode is not None:
+                event = FromPeer(peer, envelope.sender, envelope.frame)
+                with self._lock:
+                    self._decided(self._encode.handle(event))
+            case _:
+                self._counters.add("frames_malformed")
+
+    def _report(self) -> Report:
+        with self._lock:
+            self._collect()
+        return Report(
+            role=self._place.role,
+            fingerprint=self._place.fingerprint,
+            ranks_up=len(self._ranks),
+            counters={name: float(n) for name, n in self._totals.counts().items()},
+            encoded_to_landed_s=tuple(self._totals.encoded_to_landed_s),
+            failures=tuple(self._failures),
+        )
+
+    def _collect(self) -> None:
+        self._totals.merge(self._counters.take())
+        if self._prefill is not None:
+            self._totals.merge(self._prefill.counters.take())
+
+    def _carry_out(self) -> None:
+        while self._effects:
+            effect = self._effects.popleft()
+            match effect:
+                case TellRanks(frame=frame):
+                    self._tell_ranks(frame)
+                case Send(endpoint=where, addressee=addressee, frame=frame):
+                    self._switch.send(where, addressee, frame)
+                case Reply(route=route, addressee=addressee, frame=frame):
+                    self._switch.reply(PeerId(route), addressee, frame)
+                case Hangup(endpoint=where):
+                    self._switch.hang_up(where)
+                case Noted(subject=subject, failure=failure):
+                    text = f"{subject}: {failure}"
+                    self._failures.append(text[:500])
+                    logger.warning("%s", text)
+
+    def _tell_ranks(self, frame: AnyFrame) -> None:
+        for rank, (peer, incarnation) in self._ranks.items():
+            sent = self._to_ranks.reply(peer, incarnation, frame)
+            if not sent and isinstance(frame, Open):
+                self._undeliverable(rank, frame.room)
+
+    def _undeliverable(self, rank: int, room: int) -> None:
+        """A rank that was not told of a room has granted nothing for it."""
+        assert self._prefill is not None
+        failure = Failure(Code.OVERLOADED, f"the queue of frames to rank {rank} is full")
+        with self._lock:
+            for frame in (RoomFailed(room, failure), RoomReleased(room)):
+                event = admission.FromRank(rank, frame)
+                self._decided(self._prefill.handle(event, time.monotonic()))

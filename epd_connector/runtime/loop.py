@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One supervised thread that waits for frames, posts and time, and hands them to its driver.
+
+Owns the thread, the bounded queue of posts, and the rule that no exception ends it. Does
+not own sockets (its ``Link`` does) or decisions (its driver's machines do).
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+from epd_connector.link.base import Link, PeerId
+
+logger = logging.getLogger(__name__)
+
+P = TypeVar("P")
+P_contra = TypeVar("P_contra", contravariant=True)
+
+MAX_POSTS = 65536
+
+
+class Driver(Protocol[P_contra]):
+    """What a loop calls, always on its own thread."""
+
+    def on_post(self, post: P_contra, now: float) -> None:
+        """Somebody in this process said something."""
+
+    def on_frame(self, peer: PeerId, payload: bytes, now: float) -> None:
+        """A peer said something."""
+
+    def on_turn(self, now: float) -> None:
+        """End of one turn: poll what must be polled, act on what is due."""
+
+    def next_wait(self, now: float) -> float | None:
+        """Seconds until ``on_turn`` is due again, or None."""
+
+    def on_error(self) -> None:
+        """One of the calls above raised; it was logged."""
+
+
+class Loop(Generic[P]):
+    """Runs ``driver`` on a thread of its own over ``link``. ``post`` from any thread."""
+
+    def __init__(
+        self,
+        name: str,
+        link: Link,
+        driver: Driver[P],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._link = link
+        self._driver = driver
+        self._clock = clock
+        self._posts: deque[P] = deque()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._started = False
+
+    def start(self) -> None:
+        """Starts the thread. Idempotent."""
+        if not self._started:
+            self._started = True
+            self._thread.start()
+
+    def post(self, post: P, *, bounded: bool = True) -> bool:
+        """Hands ``post`` to the driver; False when the queue is full or the loop was stopped.
+
+        ``bounded=False`` is for what must not be lost and is bounded by other means: the end
+        of work that this loop itself has started.
+        """
+        if (bounded and len(self._posts) >= MAX_POSTS) or self._stopping.is_set():
+            return False
+        self._posts.append(post)
+        self._link.wake()
+        return True
+
+    def wake(self) -> None:
+        """Makes a turn happen soon. Any thread."""
+        self._link.wake()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Ends the thread after its current turn; whether it has ended. Idempotent."""
+        self._stopping.set()
+        self._link.wake()
+        if self._started and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            wait = self._guarded_wait()
+            for peer, payload in self._link.wait(wait):
+                self._call(self._driver.on_frame, peer, payload, self._clock())
+            for _ in range(len(self._posts)):
+                self._call(self._driver.on_post, self._posts.popleft(), self._clock())
+            self._call(self._driver.on_turn, self._clock())
+
+    def _guarded_wait(self) -> float | None:
+        if self._posts:
+            return 0.0
+        try:
+            wait = self._driver.next_wait(self._clock())
+        except Exception:
+            logger.exception("%s: the next deadline is unknown", self._thread.name)
+            self._driver.on_error()
+            return 1.0
+        return None if wait is None else max(0.0, wait)
+
+    def _call(self, call: Callable[..., None], *arguments: object) -> None:
+        try:
+            call(*arguments)
+        except Exception:
+            logger.exception("%s: one event was lost", self._thread.name)
+            self._driver.on_error()

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frames in and out of one link: encoding, incarnations, endpoints to peers.
+
+Owns the way from a machine's words (endpoint, route, frame) to the link's (peer, bytes).
+Does not own the link's thread or any decision. Used by the loop's thread only.
+"""
+
+import logging
+
+from epd_connector.errors import LinkError, ProtocolError
+from epd_connector.link.base import Link, PeerId
+from epd_connector.protocol.codec import Codec
+from epd_connector.protocol.frames import AnyFrame, Envelope
+from epd_connector.stats import Counters
+
+logger = logging.getLogger(__name__)
+
+_LOGGED_MALFORMED = 10
+
+
+class Switchboard:
+    """Sends and reads envelopes for the process of incarnation ``incarnation``."""
+
+    def __init__(self, link: Link, codec: Codec, incarnation: int, counters: Counters) -> None:
+        self._link = link
+        self._codec = codec
+        self._incarnation = incarnation
+        self._counters = counters
+        self._peers: dict[str, PeerId] = {}
+        self._endpoints: dict[PeerId, str] = {}
+
+    def send(self, endpoint: str, addressee: int, frame: AnyFrame) -> None:
+        """Sends to whoever listens at ``endpoint``; connects first where it must."""
+        peer = self._peers.get(endpoint)
+        if peer is None:
+            try:
+                peer = self._link.connect(endpoint)
+            except LinkError as error:
+                # The machine that waits for an answer gives up by its own deadline.
+                self._counters.add("frames_dropped")
+                logger.warning("%s", error)
+                return
+            self._peers[endpoint] = peer
+            self._endpoints[peer] = endpoint
+        self.reply(peer, addressee, frame)
+
+    def reply(self, peer: PeerId, addressee: int, frame: AnyFrame) -> bool:
+        """Sends to ``peer``; whether it could be queued. What could not is counted, too:
+        machines ask again by themselves."""
+        payload = self._codec.encode(Envelope(self._incarnation, addressee, frame))
+        sent = self._link.send(peer, payload)
+        if not sent:
+            self._counters.add("frames_dropped")
+        return sent
+
+    def hang_up(self, endpoint: str) -> None:
+        """Closes the connection to ``endpoint``, if there is one."""
+        peer = self._peers.pop(endpoint, None)
+        if peer is not None:
+            del self._endpoints[peer]
+            self._link.disconnect(peer)
+
+    def endpoint_of(self, peer: PeerId) -> str | None:
+        """The endpoint that this process connected to, or None for a peer that came by itself."""
+        return self._endpoints.get(peer)
+
+    def read(self, peer: PeerId, payload: bytes) -> Envelope | None:
+        """The envelope in ``payload``; None for what is not one: counted, logged and dropped."""
+        try:
+            return self._codec.decode(payload)
+        except ProtocolError as error:
+            self._counters.add("frames_malformed")
+            if self._counters.frames_malformed <= _LOGGED_MALFORMED:
+                sender = self._endpoints.get(peer, f"incoming peer {peer}")
+                logger.warning(
+                    "dropped a frame of %d bytes from %s: %s", len(payload), sender, error
+                )
+            return None
