@@ -139,14 +139,16 @@ class Transport(Protocol):
 
 
 class TransportClass(Protocol):
-    """What an entry point of the group `epd_connector.transports` names: a transport's class."""
+    """A transport's class. An entry point of the group `epd_connector.transports` names a function
+    without arguments that returns one."""
 
     def __call__(self, options: TransportOptions) -> Transport:
         """Start the transport in this process. Raises TransportError with the remedy."""
         ...
 
     def probe(self) -> str | None:
-        """None where this process can use the transport, else why not, and the remedy."""
+        """None where this process can use the transport, else why not, and the remedy. May load
+        the transport's libraries for good."""
         ...
 
 

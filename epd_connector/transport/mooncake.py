@@ -13,6 +13,7 @@ connection breaks, and -2 ("timed out", the write goes on, its id stays valid) i
 import logging
 import os
 import re
+import sys
 import threading
 import time
 import weakref
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Protocol
 
 from epd_connector.errors import TransportError
@@ -37,6 +39,7 @@ from epd_connector.transport.workers import Job, Workers
 
 _log = logging.getLogger(__name__)
 
+_LIBRARY = "mooncake.engine"
 _TARGET = r"(?:[A-Za-z0-9_.-]{1,253}|\[[0-9A-Fa-f:.%]{2,60}\]):\d{1,5}"
 _SESSION = re.compile(
     rf"(?P<target>{_TARGET})/(?P<base>[0-9a-f]{{1,16}})/(?P<nbytes>[1-9]\d{{0,17}})"
@@ -87,13 +90,14 @@ class MooncakeTransport:
 
     def __init__(self, options: TransportOptions) -> None:
         """Raises TransportError where the package is missing or its engine does not start."""
+        _check_protocol(options)
+        _prepare_environment(options)
         reason = self.probe()
         if reason is not None:
             raise TransportError(reason)
-        _check_protocol(options)
-        _prepare_environment(options)
         self._host = f"[{options.host}]" if ":" in options.host else options.host
-        self._protocol = options.protocol
+        family = "ipv6" if "MC_USE_IPV6" in os.environ else "ipv4"
+        self._advert = f"mooncake/{options.protocol}/{family}"
         self._engine: Engine | None = _start_engine(self._host, options)
         self._engine_alive = weakref.ref(self._engine)
         self._source: SlabBuffer | None = None
@@ -114,7 +118,7 @@ class MooncakeTransport:
                 "unset it"
             )
         try:
-            engine_class = import_module("mooncake.engine").TransferEngine
+            engine_class = _load_library().TransferEngine
         except ModuleNotFoundError:
             return (
                 "the package mooncake is not installed; install epd-connector[mooncake] "
@@ -143,10 +147,10 @@ class MooncakeTransport:
         return f"{self._host}:{engine.get_rpc_port()}/{buffer.address:x}/{buffer.nbytes}"
 
     def advert(self) -> str:
-        return f"mooncake/{self._protocol}"
+        return self._advert
 
     def reaches(self, advert: str) -> bool:
-        return advert == self.advert()
+        return advert == self._advert
 
     def write(self, session: str, spans: Sequence[Span]) -> int:
         handle = self._ledger.open(sum(span.nbytes for span in spans))
@@ -339,9 +343,14 @@ def _check_protocol(options: TransportOptions) -> None:
 
 
 def _prepare_environment(options: TransportOptions) -> None:
-    os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
-    if ":" in options.host:
-        os.environ.setdefault("MC_USE_IPV6", "1")
+    if ":" in options.host and "MC_USE_IPV6" not in os.environ:
+        # A mode of the whole process, IPv4 or IPv6, read when the library is loaded.
+        if _LIBRARY in sys.modules:
+            raise TransportError(
+                f"mooncake was loaded for IPv4, but control_host {options.host} is IPv6; set "
+                "MC_USE_IPV6=1 in the environment of every engine"
+            )
+        os.environ["MC_USE_IPV6"] = "1"
     if options.protocol != "tcp":
         return
     os.environ.setdefault("MC_FORCE_TCP", "1")
@@ -351,8 +360,14 @@ def _prepare_environment(options: TransportOptions) -> None:
         os.environ[name] = _NEVER_S
 
 
+def _load_library() -> ModuleType:
+    # Read when the library is loaded; without it every engine start logs a dozen lines.
+    os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
+    return import_module(_LIBRARY)
+
+
 def _start_engine(host: str, options: TransportOptions) -> Engine:
-    engine: Engine = import_module("mooncake.engine").TransferEngine()
+    engine: Engine = _load_library().TransferEngine()
     code = engine.initialize(host, "P2PHANDSHAKE", options.protocol, options.device_name)
     if code != 0:
         raise TransportError(

@@ -25,24 +25,27 @@ def available() -> dict[str, Loader]:
 
 def create(name: str, options: TransportOptions) -> Transport:
     """Start the transport `name`. Raises TransportError where it is unknown or cannot be used
-    in this process, with the remedy."""
+    in this process, with the remedy.
+
+    There is no `probe` beforehand: the class prepares what its libraries read as they load.
+    """
     loaders = available()
     if name not in loaders:
         known = ", ".join(sorted(loaders)) or "none: is the package epd-connector installed?"
         raise TransportError(f"transport: {name!r} is not an installed transport ({known})")
     transport_class = loaders[name]()
-    reason = transport_class.probe()
-    if reason is not None:
-        raise TransportError(f"transport {name!r} cannot be used here: {reason}")
-    return transport_class(options)
+    try:
+        return transport_class(options)
+    except TransportError as error:
+        raise TransportError(f"transport {name!r} cannot be used here: {error}") from error
 
 
 def _load(point: EntryPoint) -> TransportClass:
     try:
-        transport_class: TransportClass = point.load()
+        door: Loader = point.load()
+        return door()
     except (ImportError, AttributeError) as error:
         raise TransportError(
             f"transport {point.name!r}: {point.value} cannot be loaded ({error}); reinstall or "
             "remove the package that declares it"
         ) from error
-    return transport_class
