@@ -17,6 +17,8 @@ MAX_ADDRESS_CHARS = 300
 """Longest address accepted: a DNS name is at most 253 characters."""
 
 _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?")
+_DIGITS_AND_DOTS = re.compile(r"[0-9.]+")
+_ZONE = re.compile(r"[A-Za-z0-9_.-]*")
 _PORT = re.compile(r"[0-9]{1,5}")
 _REMEDY = 'write "host:port", or "[address]:port" for IPv6, with a port from 1 to 65535'
 
@@ -27,13 +29,17 @@ class Link(Protocol):
     A link never tells that a peer went away, and a frame that was accepted may still be lost
     with its peer: liveness and retries belong to the machines above.
 
+    A peer that connected to a listener gets its id with its first frame; a reply goes to that
+    id. The table of such peers is bounded: the one that was idle longest is forgotten, and is a
+    new peer when it sends again.
+
     Every method belongs to one thread, the owner's, except :meth:`wake`.
     """
 
     @property
     def dropped(self) -> int:
-        """Incoming frames dropped because they were larger than ``max_frame_bytes``, or were
-        not one payload of one message."""
+        """Incoming frames dropped because they were larger than ``max_frame_bytes``, or came as
+        a message of more than one part, which no link sends."""
         ...
 
     def listen(self, endpoint: str) -> str:
@@ -100,7 +106,7 @@ def parse_address(text: str) -> tuple[str, int]:
         raise RequestError(f"address {text!r} has no port: {_REMEDY}")
     if host.startswith("[") and host.endswith("]") and _is_v6(host[1:-1]):
         host = host[1:-1]
-    elif not _HOST_NAME.fullmatch(host):
+    elif not _is_v4_or_name(host):
         raise RequestError(f"address {text!r} has no valid host, but {host!r}: {_REMEDY}")
     return host, _checked_port(int(port), 1)
 
@@ -112,7 +118,7 @@ def format_address(host: str, port: int) -> str:
     """
     if _is_v6(host):
         host = f"[{host}]"
-    elif not _HOST_NAME.fullmatch(host):
+    elif not _is_v4_or_name(host):
         raise RequestError(f"host {host!r} is neither a name nor an IP address: {_REMEDY}")
     return f"{host}:{_checked_port(port, 0)}"
 
@@ -125,7 +131,18 @@ def endpoint(host: str, port: int) -> str:
 
 def _is_v6(host: str) -> bool:
     try:
-        ipaddress.IPv6Address(host)
+        zone = ipaddress.IPv6Address(host).scope_id
+    except ValueError:
+        return False
+    return zone is None or bool(_ZONE.fullmatch(zone))
+
+
+def _is_v4_or_name(host: str) -> bool:
+    # "10.0.0" and "300.1.1.1" would pass as names, and resolvers guess at them.
+    if not _DIGITS_AND_DOTS.fullmatch(host):
+        return len(host) <= 253 and bool(_HOST_NAME.fullmatch(host))
+    try:
+        ipaddress.IPv4Address(host)
     except ValueError:
         return False
     return True
