@@ -30,7 +30,6 @@ BATCH = 256
 
 _LONGEST_POLL_MS = 3_600_000
 _SHORTEST_POLL_S = 0.001
-_DEAF_AFTER_S = 1.0
 _CLOSE_WAIT_S = 1.0
 _SOCKETS_SPARE = 64
 
@@ -52,11 +51,18 @@ class ZmqLink:
 
     ``max_frame_bytes``: largest frame sent or received. ``send_queue``: frames that wait for one
     peer, in each direction. ``max_peers``: incoming peers remembered, and peers connected to.
+    ``deaf_after_s``: seconds without a frame from a peer after which a socket that takes nothing
+    for it may be taken for dead.
     """
 
     def __init__(
-        self, max_frame_bytes: int = 1 << 20, send_queue: int = 4096, max_peers: int = 4096
+        self,
+        max_frame_bytes: int = 1 << 20,
+        send_queue: int = 4096,
+        max_peers: int = 4096,
+        deaf_after_s: float = 1.0,
     ) -> None:
+        self._deaf_after_s = deaf_after_s
         self._limits = Limits(max_frame_bytes, send_queue)
         self._max_peers = max_peers
         self._dropped = 0
@@ -211,7 +217,7 @@ class ZmqLink:
         """
         now = time.monotonic()
         full = dialed.unanswered >= max(1, self._limits.send_queue // 2)
-        if full or now - dialed.quiet_since < _DEAF_AFTER_S:
+        if full or now - dialed.quiet_since < self._deaf_after_s:
             return False
         try:
             dialer = open_dialer(self._context, dialed.endpoint, self._limits)

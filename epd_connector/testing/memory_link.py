@@ -117,9 +117,9 @@ class MemoryNetwork:
         """
         self._listening[endpoint].close()
 
-    def restart(self, endpoint: str, **limits: int) -> "MemoryLink":
+    def restart(self, endpoint: str) -> "MemoryLink":
         """A new link that listens at ``endpoint``, as a process that came back would."""
-        link = self.link(**limits)
+        link = self.link()
         link.listen(endpoint)
         return link
 
