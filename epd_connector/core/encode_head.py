@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from epd_connector.core.effects import Effect, Reply, TellRanks
+from epd_connector.core.fingerprint import same_model
 from epd_connector.errors import Code, Failure
 from epd_connector.protocol.frames import (
     AnyFrame,
@@ -100,7 +101,7 @@ class EncodeHead:
 
     def _who(self, fingerprint: str) -> Identity | NotReady | Rejected:
         settings = self.settings
-        if fingerprint != settings.fingerprint:
+        if not same_model(fingerprint, settings.fingerprint):
             reason = (
                 f"this engine serves model {settings.fingerprint}, the asking engine "
                 f"{fingerprint}: serve one model on both"

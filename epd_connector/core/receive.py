@@ -419,7 +419,6 @@ class PrefillRank:
             self._tell(RoomFailed(room.frame.room, failure))
             self._effects.append(Noted(f"room {room.frame.room:016x}", failure))
         if room.state is RoomState.LANDED:
-            self.counters.add("bytes_landed", room.grant.nbytes)
             self._tell(RoomLanded(room.frame.room, room.grant.nbytes))
         elif room.state is RoomState.RELEASED:
             self._tell(RoomReleased(room.frame.room))

@@ -354,7 +354,9 @@ class EncodeRank:
 
     def _on_ended(self, event: Ended) -> None:
         room = self._rooms.get(event.room)
-        if room is not None and room.state in (RoomState.ASKED, RoomState.CLAIMED):
+        if room is None and event.room not in self._tombs:
+            self._tombs.bury(event.room, Tombstone(event.failure, {}), self._now)
+        elif room is not None and room.state in (RoomState.ASKED, RoomState.CLAIMED):
             self._fail(room, event.failure)
 
     def _on_skipped(self, event: Skipped) -> None:

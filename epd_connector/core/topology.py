@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from epd_connector.core.deadlines import Deadlines
 from epd_connector.core.effects import Effect, Hangup, Send
+from epd_connector.core.fingerprint import same_model
 from epd_connector.errors import Code, Failure
 from epd_connector.protocol.frames import AnyFrame, Identify, Identity, NotReady, Rejected
 
@@ -139,7 +140,7 @@ class Topology:
     def _mismatch(self, address: str, identity: Identity) -> Failure | None:
         expected = self._expected
         where = f"encode engine at {address}"
-        if identity.fingerprint != expected.fingerprint:
+        if not same_model(identity.fingerprint, expected.fingerprint):
             reason = f"{where} serves model {identity.fingerprint}, this engine"
             return Failure(
                 Code.MISMATCH, f"{reason} {expected.fingerprint}: serve one model on both"

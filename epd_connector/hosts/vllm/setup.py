@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the host's configuration to the parts that a head or a rank is made of.
+
+Owns where each setting comes from. Does not own what settings mean (``config``) or the
+parts themselves. The only place that builds machines and runtimes for the host.
+"""
+
+import hashlib
+import logging
+import secrets
+from typing import TYPE_CHECKING, NamedTuple
+
+from epd_connector.config import Config, OnFailure, Role, Shard, SlabDevice
+from epd_connector.core.admission import AdmissionSettings, PrefillHead
+from epd_connector.core.encode_head import EncodeHead, EncodeHeadSettings
+from epd_connector.core.receive import PrefillRank, ReceiveSettings
+from epd_connector.core.send import EncodeRank, SendSettings
+from epd_connector.core.topology import Expected
+from epd_connector.errors import ConfigError, TransportError
+from epd_connector.hosts.vllm.identity import (
+    dtype_itemsize,
+    dtype_name,
+    hidden_size,
+    model_fingerprint,
+)
+from epd_connector.link.base import endpoint
+from epd_connector.protocol.codec import MAX_FRAME_BYTES, Codec
+from epd_connector.runtime.head import HeadPlace, HeadRuntime
+from epd_connector.runtime.rank import RankPlace, RankRuntime
+from epd_connector.transport import registry
+from epd_connector.transport.base import Transport, TransportOptions
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import VllmConfig
+
+    from epd_connector.memory.tensors import SlabMemory, TensorRows
+
+logger = logging.getLogger(__name__)
+
+AUTO = ("shm", "mooncake")
+"""What transport ``auto`` uses, best first, as far as it can be used here."""
+_RANK_SEND_QUEUE = 1 << 16
+
+
+class Addresses(NamedTuple):
+    """Endpoints of one engine; ``link`` is empty where ranks use the control endpoint."""
+
+    control: str
+    advertised: str
+    link: str
+    head_for_ranks: str
+    rank_listen: str
+    rank_host: str
+
+
+def read_config(vllm_config: "VllmConfig") -> Config:
+    """The connector's configuration out of the engine's. Raises ConfigError."""
+    ec_config = vllm_config.ec_transfer_config
+    role = Role(ec_config.ec_role)
+    config = Config.from_extra(
+        ec_config.ec_connector_extra_config,
+        role=role,
+        default_host=ec_config.ec_ip,
+        default_port=role.default_port(ec_config.ec_port),
+    )
+    ranks = vllm_config.parallel_config.tensor_parallel_size
+    if ranks > 1 and config.shard is Shard.ALWAYS and role.receives:
+        raise ConfigError(
+            f"shard is always with {ranks} tensor-parallel ranks: this release sends whole "
+            "items to every rank; set shard to auto or never"
+        )
+    return config
+
+
+def addresses(config: Config, vllm_config: "VllmConfig", rank: int) -> Addresses:
+    """Where the head and rank ``rank`` of this engine are found."""
+    parallel = vllm_config.parallel_config
+    ports = config.ports(parallel.data_parallel_index, parallel.tensor_parallel_size)
+    control = endpoint(config.listen_host, ports.head)
+    advertised = endpoint(config.control_host, ports.head)
+    rank_listen = endpoint(config.listen_host, ports.ranks[rank])
+    if parallel.nnodes_within_dp > 1:
+        from vllm.utils.network_utils import get_ip
+
+        host = get_ip()
+        return Addresses(
+            control, advertised, "", advertised, endpoint(host, ports.ranks[rank]), host
+        )
+    # An abstract socket leaves no file behind, however the engine ends.
+    link = f"ipc://@epd-{_engine(vllm_config)}"
+    return Addresses(control, advertised, link, link, rank_listen, config.control_host)
+
+
+def make_head(config: Config, vllm_config: "VllmConfig") -> HeadRuntime:
+    """The runtime of this engine's head, not started."""
+    from epd_connector.link.zmq_link import ZmqLink
+
+    model_config = vllm_config.model_config
+    place = addresses(config, vllm_config, 0)
+    ranks = vllm_config.parallel_config.tensor_parallel_size
+    fingerprint = model_fingerprint(model_config)
+    encode = prefill = None
+    if config.role.sends:
+        settings = EncodeHeadSettings(
+            ranks=ranks,
+            fingerprint=fingerprint,
+            dtype=dtype_name(model_config),
+            itemsize=dtype_itemsize(model_config),
+            widths=dict(vllm_config.ec_transfer_config.mm_encoder_output_widths),
+        )
+        encode = EncodeHead(settings)
+    if config.role.receives:
+        expected = Expected(fingerprint, dtype_name(model_config), hidden_size(model_config))
+        prefill = PrefillHead(_admission_settings(config, ranks, expected))
+    head_place = HeadPlace(
+        role=config.role.value,
+        fingerprint=fingerprint,
+        incarnation=new_incarnation(),
+        link_token=link_token(vllm_config),
+        ranks=ranks,
+        control=place.control,
+        link=place.link,
+    )
+    link = ZmqLink(max_frame_bytes=MAX_FRAME_BYTES, send_queue=_RANK_SEND_QUEUE)
+    return HeadRuntime(head_place, link, Codec(config.key_bytes), encode=encode, prefill=prefill)
+
+
+def _admission_settings(config: Config, ranks: int, expected: Expected) -> AdmissionSettings:
+    return AdmissionSettings(
+        ranks=ranks,
+        slab_nbytes=config.receive_slab_bytes,
+        sharded=False,
+        receive_timeout_s=config.receive_timeout_s,
+        resolve_timeout_s=config.resolve_timeout_s,
+        encode_locally=config.on_failure is OnFailure.ENCODE_LOCALLY,
+        max_rooms=config.max_rooms,
+        expected=expected,
+    )
+
+
+class RankParts(NamedTuple):
+    """What a rank's adapter works with. Slabs are None where the role has no use for them."""
+
+    runtime: RankRuntime
+    transports: dict[str, Transport]
+    send_slab: "SlabMemory | None"
+    receive_slab: "SlabMemory | None"
+    rows: "TensorRows | None"
+
+
+def make_rank(
+    config: Config, vllm_config: "VllmConfig", rank: int, device: "torch.device"
+) -> RankParts:
+    """The runtime of one rank with its slabs registered, not started.
+
+    Raises:
+        TransportError: memory or a transport cannot be had; with the remedy.
+
+    """
+    from epd_connector.link.zmq_link import ZmqLink
+    from epd_connector.memory.segment import sweep_stale_segments
+    from epd_connector.memory.tensors import TensorRows
+
+    for path in sweep_stale_segments():
+        logger.info("removed %s, which an engine that died had left", path)
+    ranks = vllm_config.parallel_config.tensor_parallel_size
+    place = addresses(config, vllm_config, rank)
+    transports = _start_transports(config, place.rank_host)
+    incarnation = new_incarnation()
+    sender = receiver = send_slab = receive_slab = rows = None
+    if config.role.sends:
+        send_slab = _make_slab(config, config.send_slab_bytes, "send slab", device, shared=False)
+        for transport in transports.values():
+            transport.register_source(send_slab)
+        rows = TensorRows(send_slab)
+        sender = EncodeRank(_send_settings(config, rank, ranks, incarnation))
+    if config.role.receives:
+        receive_slab, sessions = _receive_slab(config, transports, device)
+        receiver = PrefillRank(
+            _receive_settings(config, rank, ranks, incarnation, sessions, transports)
+        )
+    runtime = RankRuntime(
+        RankPlace(
+            rank=rank,
+            incarnation=incarnation,
+            link_token=link_token(vllm_config),
+            head=place.head_for_ranks,
+            listen=place.rank_listen,
+            advertised_host=place.rank_host,
+        ),
+        ZmqLink(max_frame_bytes=MAX_FRAME_BYTES),
+        Codec(config.key_bytes),
+        transports,
+        sender=sender,
+        receiver=receiver,
+        rows=rows,
+        staging_threads=config.write_parallelism,
+    )
+    return RankParts(runtime, transports, send_slab, receive_slab, rows)
+
+
+def _send_settings(config: Config, rank: int, ranks: int, incarnation: int) -> SendSettings:
+    return SendSettings(
+        incarnation=incarnation,
+        rank=rank,
+        ranks=ranks,
+        slab_nbytes=config.send_slab_bytes,
+        offer_timeout_s=config.offer_timeout_s,
+        write_timeout_s=config.write_timeout_s,
+        peer_timeout_s=config.peer_timeout_s,
+        failed_peer_s=config.failed_peer_s,
+        write_parallelism=config.write_parallelism,
+        max_rooms=config.max_rooms,
+        tombstone_s=config.tombstone_s,
+    )
+
+
+def _receive_settings(
+    config: Config,
+    rank: int,
+    ranks: int,
+    incarnation: int,
+    sessions: dict[str, str],
+    transports: dict[str, Transport],
+) -> ReceiveSettings:
+    return ReceiveSettings(
+        incarnation=incarnation,
+        rank=rank,
+        ranks=ranks,
+        slab_nbytes=config.receive_slab_bytes,
+        sessions=sessions,
+        fences={name: transport.fence_s() for name, transport in transports.items()},
+        heartbeat_s=config.heartbeat_s,
+        peer_timeout_s=config.peer_timeout_s,
+        max_rooms=config.max_rooms,
+    )
+
+
+def _start_transports(config: Config, host: str) -> dict[str, Transport]:
+    """The configured transport, or all that ``auto`` can use here, in order of preference."""
+    options = TransportOptions(
+        host=host,
+        protocol=config.mooncake_protocol.value,
+        device_name=config.mooncake_device,
+        write_threads=config.write_parallelism,
+    )
+    if config.transport != "auto":
+        return {config.transport: registry.create(config.transport, options)}
+    transports: dict[str, Transport] = {}
+    reasons = []
+    for name in AUTO:
+        if name == "shm" and config.slab_device is SlabDevice.CUDA:
+            continue
+        try:
+            transports[name] = registry.create(name, options)
+        except TransportError as error:
+            reasons.append(str(error))
+            logger.info("transport auto goes without %s: %s", name, error)
+    if not transports:
+        raise TransportError(f"transport auto: none can be used here: {'; '.join(reasons)}")
+    return transports
+
+
+def _receive_slab(
+    config: Config, transports: dict[str, Transport], device: "torch.device"
+) -> tuple["SlabMemory", dict[str, str]]:
+    shared = "shm" in transports
+    slab = _make_slab(config, config.receive_slab_bytes, "receive slab", device, shared=shared)
+    sessions = {name: t.register_destination(slab) for name, t in transports.items()}
+    return slab, sessions
+
+
+def _make_slab(
+    config: Config, nbytes: int, tag: str, device: "torch.device", *, shared: bool
+) -> "SlabMemory":
+    from epd_connector.memory.tensors import SlabMemory
+
+    if config.slab_device is SlabDevice.CUDA:
+        if device.type != "cuda":
+            raise ConfigError(
+                f"slab_device is cuda and the engine runs on {device.type}: set slab_device to auto"
+            )
+        return SlabMemory.on_device(nbytes, device)
+    return SlabMemory.on_host(nbytes, shared=shared, pin=device.type == "cuda", owner_tag=tag)
+
+
+def new_incarnation() -> int:
+    """63 random bits, never 0: one start of one head or rank."""
+    return secrets.randbits(63) or 1
+
+
+def link_token(vllm_config: "VllmConfig") -> int:
+    """What head and ranks of one engine, and nobody else, can derive: marks their frames."""
+    digest = hashlib.blake2b(_engine(vllm_config).encode(), digest_size=8, person=b"epd-link")
+    return int.from_bytes(digest.digest(), "big") >> 1 or 1
+
+
+def _engine(vllm_config: "VllmConfig") -> str:
+    parallel = vllm_config.parallel_config
+    return f"{vllm_config.ec_transfer_config.engine_id}-{parallel.data_parallel_index}"
