@@ -205,7 +205,8 @@ class PrefillHead:
             return
         tickets: dict[str, deque[Ticket]] = {}
         for spec in event.items:
-            tickets.setdefault(spec.hash, deque()).append(Ticket(spec.room, spec.address))
+            if spec.room is not None:
+                tickets.setdefault(spec.hash, deque()).append(Ticket(spec.room, spec.address))
         specs = {spec.hash: spec for spec in event.items}
         self._requests[event.request] = Request(event.request, specs, tickets)
 

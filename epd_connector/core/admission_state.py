@@ -18,15 +18,16 @@ from epd_connector.protocol.frames import AnyFrame, Identity
 class ItemSpec:
     """One media item of a request, as the scheduler sees it.
 
-    ``address``: the encode engine's ``host:port``. ``encodable``: the host has what it
-    takes to encode the item itself.
+    ``room``: what the request brought to receive the item through, if anything, from the
+    encode engine at ``address`` (``host:port``). ``encodable``: the host has what it takes
+    to encode the item itself.
     """
 
     hash: str
     rows: int
     modality: str
-    room: int
-    address: str
+    room: int | None = None
+    address: str = ""
     encodable: bool = False
 
 

@@ -87,6 +87,8 @@ class HeadRuntime:
         self._prefill = prefill
         self._counters = Counters()
         self._totals = Counters()
+        self._interval = Counters()
+        self._news = False
         self._failures: deque[str] = deque(maxlen=MAX_FAILURES)
         self._switch = Switchboard(link, codec, place.incarnation, self._counters)
         self._to_ranks = Switchboard(link, codec, place.link_token, self._counters)
@@ -156,6 +158,18 @@ class HeadRuntime:
             self._decided(self._prefill.handle(admission.Promised(hash), time.monotonic()))
         return True
 
+    def holds(self, hash: str) -> bool:
+        """Whether item ``hash`` is complete on every rank. See ``PrefillHead.holds``."""
+        assert self._prefill is not None
+        with self._lock:
+            return self._prefill.holds(hash)
+
+    def encodes_locally(self, request: str, hash: str) -> bool:
+        """Whether the host is to encode the item itself. See ``PrefillHead``."""
+        assert self._prefill is not None
+        with self._lock:
+            return self._prefill.encodes_locally(request, hash)
+
     def held(self, hash: str) -> admission.Transfer:
         """The transfer that holds item ``hash``. KeyError unless it was promised."""
         assert self._prefill is not None
@@ -168,13 +182,17 @@ class HeadRuntime:
             return []
         return [self._outcomes.popleft() for _ in range(len(self._outcomes))]
 
-    def totals(self) -> Counters:
-        """Counters of the engine since its start. A copy."""
+    def take_counted(self) -> Counters | None:
+        """What the engine counted since the last call; None where nothing has happened.
+
+        Called in every engine step, so without news it costs nothing.
+        """
+        if not self._news:
+            return None
         with self._lock:
             self._collect()
-            total = Counters()
-            total.merge(self._totals)
-        return total
+            self._news = False
+            return self._interval.take()
 
     def _decided(self, effects: list[Effect]) -> None:
         """Queues effects in the order of the decisions, whichever thread made them.
@@ -182,6 +200,7 @@ class HeadRuntime:
         Held under the lock: were an Abandon to overtake the Open that it takes back, ranks
         would let peers write into a region that has another tenant.
         """
+        self._news = True
         for effect in effects:
             if isinstance(effect, RequestFailed | EncodeLocally):
                 self._outcomes.append(effect)
@@ -243,8 +262,9 @@ class HeadRuntime:
         if rank is None:
             self._counters.add("frames_stale")
         elif isinstance(frame, Tally):
-            self._totals.merge(Counters.from_peer(frame.counters, frame.encoded_to_landed_s))
             self._failures.extend(frame.failures)
+            with self._lock:
+                self._count(Counters.from_peer(frame.counters, frame.encoded_to_landed_s))
         elif self._prefill is not None:
             with self._lock:
                 self._decided(self._prefill.handle(admission.FromRank(rank, frame), now))
@@ -292,9 +312,14 @@ class HeadRuntime:
         )
 
     def _collect(self) -> None:
-        self._totals.merge(self._counters.take())
+        self._count(self._counters.take())
         if self._prefill is not None:
-            self._totals.merge(self._prefill.counters.take())
+            self._count(self._prefill.counters.take())
+
+    def _count(self, counted: Counters) -> None:
+        self._news = True
+        self._totals.merge(counted)
+        self._interval.merge(counted)
 
     def _carry_out(self) -> None:
         while self._effects:

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The connector in a worker process: rows out of the host's encoder cache, and into it.
+
+Owns what happens on the worker's main thread in a step: claims and rows are handed to the
+rank's loop, loads of the step are published. Does not own transfers (``core``), sockets
+(``runtime.rank``) or memory (``memory``). Every method runs on the worker's main thread
+and waits for no peer.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from epd_connector.config import Config
+from epd_connector.core.send_events import Claim, Encoded
+from epd_connector.hosts.vllm.plan import LoadSpec, StepPlan
+from epd_connector.hosts.vllm.setup import RankParts, make_rank
+from epd_connector.memory.tensors import Publisher
+from epd_connector.runtime.rank import Loaded
+from epd_connector.transport.workers import Job, Workers
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import VllmConfig
+
+logger = logging.getLogger(__name__)
+
+
+class RankAdapter:
+    """The worker's side of the connector. ``start`` and ``close`` are idempotent."""
+
+    def __init__(self, config: Config, vllm_config: "VllmConfig") -> None:
+        self._config = config
+        self._vllm_config = vllm_config
+        self._parts: RankParts | None = None
+        self._publisher: Publisher | None = None
+        self._readers = Workers("epd-read", threads=1, backlog=config.max_rooms)
+        self._awaited: set[str] = set()
+
+    def start(self) -> None:
+        """Memory, transports and the loop, on ranks of the first pipeline stage.
+
+        Raises:
+            TransportError: memory or a transport cannot be had; the engine must not start.
+            LinkError: the rank's port cannot be bound.
+
+        """
+        from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+
+        if self._parts is not None or not get_pp_group().is_first_rank:
+            return
+        group = get_tp_group()
+        device = group.device
+        self._parts = make_rank(self._config, self._vllm_config, group.rank_in_group, device)
+        if self._parts.receive_slab is not None:
+            self._publisher = Publisher(self._parts.receive_slab, device)
+        self._parts.runtime.start()
+        names = ", ".join(self._parts.transports)
+        logger.info("EPD rank %d is up; transports: %s", group.rank_in_group, names)
+
+    def start_save_caches(self, plan: StepPlan, encoder_cache: dict[str, "torch.Tensor"]) -> None:
+        """Before the tower runs: claims of the step, and rows that are there already."""
+        if self._parts is None:
+            return
+        self._awaited.difference_update(plan.unclaimed)
+        for claim in plan.claims:
+            if not self._parts.runtime.post(Claim(claim.room, claim.hash, claim.rows)):
+                logger.error("room %016x is lost: the rank's queue is full", claim.room)
+            elif claim.hash in encoder_cache:
+                self._hand_over(claim.hash, encoder_cache[claim.hash])
+            else:
+                self._awaited.add(claim.hash)
+
+    def save_caches(self, encoder_cache: dict[str, "torch.Tensor"], mm_hash: str) -> None:
+        """The tower has made the rows of ``mm_hash``."""
+        if mm_hash in self._awaited:
+            self._awaited.discard(mm_hash)
+            self._hand_over(mm_hash, encoder_cache[mm_hash])
+
+    def _hand_over(self, hash: str, tensor: "torch.Tensor") -> None:
+        """Rows go to the loop, which stages them when there is memory."""
+        assert self._parts is not None
+        assert self._parts.rows is not None
+        rows, width = tensor.shape
+        token = self._parts.rows.hold(tensor)
+        event = Encoded(
+            hash=hash,
+            token=token,
+            rows=rows,
+            width=width,
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            nbytes=rows * width * tensor.dtype.itemsize,
+        )
+        if not self._parts.runtime.post(event):
+            self._parts.rows.drop(token)
+            logger.error("item %s is lost: the rank's queue is full", hash[:16])
+
+    def start_load_caches(self, plan: StepPlan, encoder_cache: dict[str, "torch.Tensor"]) -> None:
+        """Before embeddings are gathered: put the step's received items into the cache."""
+        for load in plan.loads:
+            encoder_cache[load.hash] = self._publish(load)
+
+    def _publish(self, load: LoadSpec) -> "torch.Tensor":
+        assert self._publisher is not None
+
+        def when_read(wait: Callable[[], None]) -> None:
+            self._report_read(load.room, wait)
+
+        return self._publisher.publish(load.offset, load.rows, load.width, load.dtype, when_read)
+
+    def _report_read(self, room: int, wait: Callable[[], None]) -> None:
+        """Tells the loop, as soon as nothing reads the region for this load any more."""
+        assert self._parts is not None
+        runtime = self._parts.runtime
+
+        def run() -> None:
+            wait()
+            runtime.post(Loaded(room))
+
+        if not self._readers.submit(0, Job(run=run, abandon=lambda: None)):
+            run()
+
+    def close(self) -> None:
+        """Withdraws what is open, ends threads, frees memory. Bounded by shutdown_timeout_s."""
+        parts, self._parts = self._parts, None
+        if parts is None:
+            return
+        timeout_s = self._config.shutdown_timeout_s
+        parts.runtime.close(timeout_s)
+        self._readers.close(timeout_s)
+        # A write that is still under way reads the send slab: then it must stay mapped.
+        if parts.send_slab is not None and all(t.quiet() for t in parts.transports.values()):
+            parts.send_slab.close()
+        if parts.receive_slab is not None:
+            parts.receive_slab.close()
