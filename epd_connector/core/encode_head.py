@@ -82,8 +82,9 @@ class EncodeHead:
         """Takes one event; returns what is to be done. Nothing here depends on time."""
         match event:
             case RankReady(incarnation=incarnation, frame=frame):
-                address = RankAddress(frame.endpoint, incarnation, frame.adverts)
-                self._ranks[frame.rank] = address
+                if frame.rank < self.settings.ranks:
+                    address = RankAddress(frame.endpoint, incarnation, frame.adverts)
+                    self._ranks[frame.rank] = address
                 return []
             case RequestOver(rooms=rooms, failure=failure):
                 return [TellRanks(EndRoom(room, failure)) for room in rooms]
