@@ -215,24 +215,25 @@ class PrefillHead:
         if request is None or request.state is RequestState.FAILED:
             return
         for hash in event.hashes:
-            if hash in request.waits or hash in request.local:
+            spec = request.specs.get(hash)
+            if spec is None or hash in request.waits or hash in request.local:
                 continue
-            failure = self._want(request, request.specs[hash])
-            if failure is not None:
-                self._fail_request(request, failure)
+            if not self._want(request, spec):
                 return
         self._update(request)
 
-    def _want(self, request: Request, spec: ItemSpec) -> Failure | None:
-        """``request`` waits for an item from now on; why it cannot, or None."""
+    def _want(self, request: Request, spec: ItemSpec) -> bool:
+        """``request`` waits for an item from now on; False where it has failed over it."""
         item = self._items.get(spec.hash)
         if item is None:
             item = self._items[spec.hash] = Item(spec.hash, spec.rows, spec.modality)
         elif item.rows != spec.rows:
             reason = f"item {spec.hash[:16]} has {item.rows} rows here and {spec.rows} tokens in"
-            return Failure(Code.BAD_REQUEST, f"{reason} this prompt: its uuid was reused")
+            reason = f"{reason} this prompt: its uuid was reused"
+            self._fail_request(request, Failure(Code.BAD_REQUEST, reason))
+            return False
         item.wanted_by[request.request] = request
-        request.waits.add(spec.hash)
+        request.waits[spec.hash] = None
         if request.deadline is None:
             request.deadline = self._now + self.settings.receive_timeout_s
             request.asked = self._now
@@ -242,7 +243,7 @@ class PrefillHead:
         elif item.transfer.state is TransferState.READY:
             self._placement.pin(item.transfer)
             self._skip(request, spec.hash)
-        return None
+        return request.state is not RequestState.FAILED
 
     def _on_spared(self, event: Spared) -> None:
         request = self._requests.get(event.request)
@@ -265,7 +266,7 @@ class PrefillHead:
             self._skip(request, hash)
 
     def _unwant(self, request: Request, hash: str) -> None:
-        request.waits.discard(hash)
+        request.waits.pop(hash, None)
         item = self._items.get(hash)
         if item is None or item.wanted_by.pop(request.request, None) is None:
             return
@@ -277,6 +278,8 @@ class PrefillHead:
 
     def _on_loading(self, event: Loading) -> None:
         """From here on the host's encoder cache holds the item for the request."""
+        if not self.holds(event.hash):
+            return
         transfer = self.held(event.hash)
         for rank in range(self.settings.ranks):
             transfer.loads[rank] = transfer.loads.get(rank, 0) + 1
@@ -287,8 +290,9 @@ class PrefillHead:
             self._update(request)
 
     def _on_promised(self, event: Promised) -> None:
-        self._promised.add(event.hash)
-        self._placement.pin(self.held(event.hash))
+        if self.holds(event.hash):
+            self._promised.add(event.hash)
+            self._placement.pin(self.held(event.hash))
 
     def _on_pass_ended(self) -> None:
         promised, self._promised = self._promised, set()
@@ -332,19 +336,21 @@ class PrefillHead:
 
         ``failure``: why the attempt before failed; None for the first.
         """
-        ticket = self._take_ticket(item)
-        if ticket is None:
-            self._give_up(item, failure or self._no_room(item))
-            return
-        transfer = Transfer(ticket, item)
-        self.counters.add("rooms_opened")
-        self._begin(transfer)
+        while (ticket := self._take_ticket(item)) is not None:
+            transfer = Transfer(ticket, item)
+            self.counters.add("rooms_opened")
+            failure = self._begin(transfer)
+            if failure is None:
+                return
+            self._discard(transfer, failure)
+        self._give_up(item, failure or self._no_room(item))
 
-    def _begin(self, transfer: Transfer) -> None:
+    def _begin(self, transfer: Transfer) -> Failure | None:
+        """Starts on ``transfer``; why it cannot be, or None."""
         transfer.item.transfer = self._transfers[transfer.ticket.room] = transfer
         for request in transfer.item.wanted_by.values():
             self._line_up(request)
-        self._resolve(transfer)
+        return self._resolve(transfer)
 
     def _take_ticket(self, item: Item) -> Ticket | None:
         for request in item.wanted_by.values():
@@ -373,36 +379,32 @@ class PrefillHead:
                 self._fail_request(request, failure)
         self._settle(item)
 
-    def _resolve(self, transfer: Transfer) -> None:
+    def _resolve(self, transfer: Transfer) -> Failure | None:
+        """Takes ``transfer`` on, once its encode engine is known; why it cannot be, or None."""
         answer = self._topology.find(transfer.ticket.address, self._now)
-        match answer:
-            case None:
-                return
-            case Failure():
-                self._fail(transfer, answer)
-            case Identity():
-                self._resolved(transfer, answer)
+        if isinstance(answer, Identity):
+            return self._resolved(transfer, answer)
+        return answer
 
-    def _resolved(self, transfer: Transfer, identity: Identity) -> None:
+    def _resolved(self, transfer: Transfer, identity: Identity) -> Failure | None:
         item = transfer.item
         width = identity.widths.get(item.modality)
         if width is None:
             names = ", ".join(sorted(identity.widths))
             reason = f"encode engine at {transfer.ticket.address} encodes {names}"
-            self._fail(transfer, Failure(Code.MISMATCH, f"{reason}, not {item.modality}"))
-            return
+            return Failure(Code.MISMATCH, f"{reason}, not {item.modality}")
         self._move(transfer, TransferEvent.RESOLVED)
         self._memory_changed = True
         transfer.identity = identity
         transfer.sharded = self.settings.sharded and self.settings.ranks > 1
-        failure = self._placement.measure(transfer, item.rows, width * identity.itemsize)
-        if failure is not None:
-            self._fail(transfer, failure)
+        return self._placement.measure(transfer, item.rows, width * identity.itemsize)
 
     def _resolve_waiting(self) -> None:
         for transfer in list(self._transfers.values()):
             if transfer.state is TransferState.RESOLVING:
-                self._resolve(transfer)
+                failure = self._resolve(transfer)
+                if failure is not None:
+                    self._fail(transfer, failure)
 
     def _place_waiting(self) -> None:
         """Gives memory to requests in the order of their need, to each for all that it needs.
@@ -468,19 +470,19 @@ class PrefillHead:
         if not isinstance(frame, RoomLanded | RoomFailed | RoomReleased | RoomLoaded):
             return
         transfer = self._transfers.get(frame.room)
-        if transfer is None:
+        if transfer is None or not 0 <= event.rank < self.settings.ranks:
             return
-        match frame:
-            case RoomLanded():
-                self.counters.add("bytes_landed", frame.nbytes)
+        match frame, transfer.state:
+            case RoomLanded(), TransferState.RECEIVING:
                 transfer.landed.add(event.rank)
                 self._landed(transfer)
-            case RoomFailed():
-                self._rank_failed(transfer, event.rank, frame.failure)
-            case RoomReleased():
+            case RoomFailed(failure=failure), TransferState.RECEIVING | TransferState.CLEARING:
+                self._rank_failed(transfer, event.rank, failure)
+            case RoomReleased(), TransferState.CLEARING:
+                # In any other state it would answer for an earlier attempt of the same room.
                 transfer.released.add(event.rank)
                 self._cleared(transfer)
-            case RoomLoaded():
+            case RoomLoaded(), TransferState.READY:
                 self._loaded(transfer, event.rank)
 
     def _landed(self, transfer: Transfer) -> None:
@@ -500,8 +502,9 @@ class PrefillHead:
     def _rank_failed(self, transfer: Transfer, rank: int, failure: Failure) -> None:
         if failure.code in (Code.STALE, Code.PEER_DEAD, Code.WRITE_FAILED):
             self._topology.forget(transfer.ticket.address)
-        if transfer.state is TransferState.RECEIVING:
-            transfer.again = failure.code is Code.STALE and transfer.attempt == 0
+        if transfer.state is TransferState.CLEARING:
+            return
+        transfer.again = failure.code is Code.STALE and transfer.attempt == 0
         where = f"room {transfer.ticket.room:016x} from {transfer.ticket.address}, rank {rank}"
         self._fail(transfer, Failure(failure.code, f"{where}: {failure.reason}"))
 
@@ -521,29 +524,27 @@ class PrefillHead:
             return
         self._over(transfer, TransferEvent.CLEARED)
         item = transfer.item
-        if transfer.again and item.transfer is transfer and item.wanted_by:
-            self._begin(Transfer(transfer.ticket, item, attempt=transfer.attempt + 1))
-        elif item.transfer is transfer:
-            item.transfer = None
-            self._settle(item)
+        if not transfer.again:
+            return
+        again = Transfer(transfer.ticket, item, attempt=transfer.attempt + 1)
+        failure = self._begin(again)
+        if failure is not None:
+            self._fail(again, failure)
 
     # --- transfers end ----------------------------------------------------------------
 
     def _fail(self, transfer: Transfer, failure: Failure) -> None:
         """This attempt failed: try another room, or tell everybody who waits, once."""
-        if transfer.state in (TransferState.CLEARING, TransferState.OVER):
-            return
+        self._discard(transfer, failure)
+        if not transfer.again:
+            self._start(transfer.item, failure)
+
+    def _discard(self, transfer: Transfer, failure: Failure) -> None:
         self.counters.add("rooms_failed")
         self._effects.append(Noted(f"room {transfer.ticket.room:016x}", failure))
-        item = transfer.item
         self._end(transfer, cancelled=False)
-        if transfer.again:
-            return
-        if item.transfer is transfer:
-            item.transfer = None
-        if item.wanted_by:
-            self._start(item, failure)
-        self._settle(item)
+        if not transfer.again:
+            transfer.item.transfer = None
 
     def _end(self, transfer: Transfer, *, cancelled: bool) -> None:
         """Stops ``transfer``; its memory is free at once where nothing can be written to it."""

@@ -41,7 +41,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """``request`` cannot run without these of its items."""
+    """``request`` cannot run without these of its items. Hashes it did not bring are ignored."""
 
     request: str
     hashes: tuple[str, ...]
@@ -64,7 +64,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """A step being scheduled loads item ``hash`` for ``request``."""
+    """A step being scheduled loads item ``hash`` for ``request``. Ignored unless it is held."""
 
     request: str
     hash: str
@@ -72,7 +72,10 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class Promised:
-    """The scheduler was told that item ``hash`` can be loaded: it must stay until the pass ends."""
+    """The scheduler was told that item ``hash`` can be loaded: it must stay until the pass ends.
+
+    Ignored unless it is held.
+    """
 
     hash: str
 
@@ -212,14 +215,14 @@ class Request:
     """One request of the scheduler. ``deadline`` is set while it waits.
 
     ``tickets``: rooms it brought and that were not used yet, by item hash. ``waits``:
-    hashes it needs. ``local``: hashes that the host encodes itself.
+    hashes it needs, in order. ``local``: hashes that the host encodes itself.
     """
 
     request: str
     specs: dict[str, ItemSpec]
     tickets: dict[str, deque[Ticket]]
     state: RequestState = RequestState.READY
-    waits: set[str] = field(default_factory=set)
+    waits: dict[str, None] = field(default_factory=dict)
     local: set[str] = field(default_factory=set)
     deadline: float | None = None
     asked: float = 0.0
