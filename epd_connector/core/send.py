@@ -29,6 +29,7 @@ from epd_connector.core.send_events import (
 from epd_connector.core.send_peers import PeerDesk
 from epd_connector.core.send_state import (
     ROOM_MOVES,
+    Answer,
     CopyState,
     GrantState,
     HeldGrant,
@@ -71,7 +72,10 @@ class SendSettings:
     tombstone_s: float
 
 
+ANSWERS_PER_ROOM = 4
+"""Answers to grants that are remembered, as a multiple of ``max_rooms``."""
 NOT_NEEDED = Failure(Code.CANCELLED, "the prefill side does not need this room")
+TOO_LATE = Failure(Code.CANCELLED, "the room was concluded before this grant")
 
 
 class EncodeRank:
@@ -84,7 +88,10 @@ class EncodeRank:
         self._tombs: Tombstones[int, Tombstone] = Tombstones(
             settings.max_rooms, settings.tombstone_s
         )
-        self._claims: dict[str, set[SendRoom]] = {}
+        self._answers: Tombstones[tuple[int, int, int], Answer] = Tombstones(
+            ANSWERS_PER_ROOM * settings.max_rooms, settings.tombstone_s
+        )
+        self._claims: dict[str, dict[int, SendRoom]] = {}
         self._copies = CopyDesk(settings.slab_nbytes, self.counters)
         self._deadlines: Deadlines[int] = Deadlines()
         self._desk = PeerDesk(settings, self.counters)
@@ -137,7 +144,7 @@ class EncodeRank:
     def check(self) -> None:
         """Holds the invariants. Raises AssertionError."""
         self._copies.check()
-        claimed = {room for rooms in self._claims.values() for room in rooms}
+        claimed = {room for rooms in self._claims.values() for room in rooms.values()}
         for room in self._rooms.values():
             assert room.state is not RoomState.CONCLUDED
             assert (room.state is RoomState.CLAIMED) == (room in claimed)
@@ -158,14 +165,14 @@ class EncodeRank:
         else:
             return
         room.hash, room.rows = event.hash, event.rows
-        self._claims.setdefault(event.hash, set()).add(room)
+        self._claims.setdefault(event.hash, {})[room.room] = room
         self._deadlines.set(room.room, self._now + self.settings.offer_timeout_s)
         copy = self._copies.find(event.hash)
         if copy is not None:
             self._use(room, copy)
 
     def _on_encoded(self, event: Encoded) -> None:
-        waiting = list(self._claims.get(event.hash, ()))
+        waiting = list(self._claims.get(event.hash, {}).values())
         if self._copies.find(event.hash) is not None or not waiting:
             self._effects.append(DropRows(event.token))
             return
@@ -191,7 +198,7 @@ class EncodeRank:
             self._fail(room, failure)
             return
         room.copy = copy
-        copy.users.add(room)
+        copy.users[room.room] = room
         self._move(room, RoomEvent.ROWS)
         if copy.state is CopyState.READY:
             self._offer(room)
@@ -201,11 +208,11 @@ class EncodeRank:
         if copy is None:
             return
         if event.failure is not None:
-            for room in list(copy.users):
+            for room in list(copy.users.values()):
                 self._fail(room, event.failure)
         elif copy.users:
             self._copies.ready(copy)
-            for room in list(copy.users):
+            for room in list(copy.users.values()):
                 self._offer(room)
         self._copies.release(copy)
 
@@ -235,9 +242,14 @@ class EncodeRank:
                 self.counters.add("frames_malformed")
 
     def _on_grant(self, event: FromPeer, frame: Grant) -> None:
+        answer = self._answers.find((event.sender, frame.room, frame.grant))
+        if answer is not None:
+            self.counters.add("grants_repeated")
+            self._effects.append(Reply(event.route, event.sender, answer))
+            return
         tomb = self._tombs.find(frame.room)
         if tomb is not None:
-            self._effects.append(Reply(event.route, event.sender, _late(tomb, frame)))
+            self._reply(event.route, event.sender, _refused(frame, tomb.failure or TOO_LATE))
             return
         peer = self._desk.peer(event.sender)
         if peer is None:
@@ -301,8 +313,8 @@ class EncodeRank:
         grant = self._find(room, event.sender, frame.grant)
         answer = Cancelled(frame.room, frame.grant)
         if room is None or grant is None or grant.state is GrantState.ANSWERED:
-            # Whatever became of it, nothing is being written under it now.
-            self._effects.append(Reply(event.route, event.sender, answer))
+            # Nothing is being written under it now, and nothing may be if it comes after all.
+            self._reply(event.route, event.sender, answer)
         elif grant.state is GrantState.WAITING:
             self._answer(room, grant, answer)
             self._settle(room)
@@ -322,40 +334,54 @@ class EncodeRank:
         if grant is None:
             return
         room = self._rooms[grant.frame.room]
-        if grant.verdict is not None:
+        if event.failure is not None:
+            self._on_write_failed(room, grant, event.failure)
+        elif grant.verdict is not None:
             self._answer(room, grant, grant.verdict)
-        elif event.failure is not None:
-            self.counters.add("writes_failed")
-            self._desk.distrust(grant.peer, self._now)
-            self._answer(room, grant, _refused(grant.frame, event.failure))
-            self._fail(room, event.failure)
         else:
             self.counters.add("bytes_sent", grant.frame.nbytes)
             self._answer(room, grant, Landed(room.room, grant.frame.grant))
         self._pump(grant)
         self._settle(room)
 
-    def _answer(
-        self, room: SendRoom, grant: HeldGrant, answer: Landed | Refused | Cancelled
-    ) -> None:
+    def _on_write_failed(self, room: SendRoom, grant: HeldGrant, failure: Failure) -> None:
+        """The room fails for everybody; what else waits for this peer is refused."""
+        self.counters.add("writes_failed")
+        waiting = self._desk.distrust(grant.peer, self._now)
+        self._answer(room, grant, grant.verdict or _refused(grant.frame, failure))
+        self._fail(room, failure)
+        for other in waiting:
+            if other.state is GrantState.WAITING:
+                other_room = self._rooms[other.frame.room]
+                self._serve(other_room, other)
+                self._settle(other_room)
+
+    def _answer(self, room: SendRoom, grant: HeldGrant, answer: Answer) -> None:
         grant.state, grant.answer = GrantState.ANSWERED, answer
         self._desk.answered(grant)
         if isinstance(answer, Refused):
             self.counters.add("grants_refused")
-        self._effects.append(Reply(grant.peer.route, grant.peer.incarnation, answer))
+        self._reply(grant.peer.route, grant.peer.incarnation, answer)
+
+    def _reply(self, route: int, sender: int, answer: Answer) -> None:
+        """Gives a final answer, and remembers it: the first one counts, whatever comes late."""
+        key = (sender, answer.room, answer.grant)
+        if key not in self._answers:
+            self._answers.bury(key, answer, self._now)
+        self._effects.append(Reply(route, sender, answer))
 
     def _refuse_stranger(self, event: FromPeer, frame: Grant, failure: Failure) -> None:
         """Refuses a grant that takes no part in its room."""
         self.counters.add("grants_refused")
         self._note(frame.room, failure)
-        self._effects.append(Reply(event.route, event.sender, _refused(frame, failure)))
+        self._reply(event.route, event.sender, _refused(frame, failure))
 
     # --- rooms end --------------------------------------------------------------------
 
     def _on_ended(self, event: Ended) -> None:
         room = self._rooms.get(event.room)
         if room is None and event.room not in self._tombs:
-            self._tombs.bury(event.room, Tombstone(event.failure, {}), self._now)
+            self._tombs.bury(event.room, Tombstone(event.failure), self._now)
         elif room is not None and room.state in (RoomState.ASKED, RoomState.CLAIMED):
             self._fail(room, event.failure)
 
@@ -365,7 +391,7 @@ class EncodeRank:
             self._fail(room, NOT_NEEDED)
         elif event.room not in self._tombs:
             self.counters.add("rooms_skipped")
-            self._tombs.bury(event.room, Tombstone(NOT_NEEDED, {}), self._now)
+            self._tombs.bury(event.room, Tombstone(NOT_NEEDED), self._now)
 
     def _on_tick(self) -> None:
         for number in self._deadlines.expired(self._now):
@@ -382,6 +408,7 @@ class EncodeRank:
             for grant in self._desk.lose(peer):
                 self._fail(self._rooms[grant.frame.room], failure)
         self._tombs.forget(self._now)
+        self._answers.forget(self._now)
 
     def _on_stalled(self, grant: HeldGrant) -> None:
         """A write takes too long: its room fails now, its region stays with the write."""
@@ -438,8 +465,7 @@ class EncodeRank:
         self.counters.add("rooms_concluded")
         del self._rooms[room.room]
         self._deadlines.clear(room.room)
-        answers = {g.frame.grant: g.answer for g in room.grants.values() if g.answer is not None}
-        self._tombs.bury(room.room, Tombstone(room.failure, answers), self._now)
+        self._tombs.bury(room.room, Tombstone(room.failure), self._now)
         if room.copy is not None:
             self._copies.release(room.copy, room)
 
@@ -451,7 +477,7 @@ class EncodeRank:
         if target is None:
             return False
         if room.state is RoomState.CLAIMED:
-            self._claims[room.hash].discard(room)
+            del self._claims[room.hash][room.room]
             if not self._claims[room.hash]:
                 del self._claims[room.hash]
         room.state = target
@@ -492,12 +518,3 @@ class EncodeRank:
 
 def _refused(frame: Grant, failure: Failure) -> Refused:
     return Refused(frame.room, frame.grant, failure)
-
-
-def _late(tomb: Tombstone, frame: Grant) -> Landed | Refused | Cancelled:
-    """What a grant for a concluded room is answered."""
-    answer = tomb.answers.get(frame.grant)
-    if answer is not None:
-        return answer
-    failure = tomb.failure or Failure(Code.CANCELLED, "the room was concluded before this grant")
-    return _refused(frame, failure)

@@ -92,7 +92,7 @@ class CopyDesk:
         Memory that is being copied into stays until copying has ended.
         """
         if room is not None:
-            copy.users.discard(room)
+            copy.users.pop(room.room, None)
         if copy.users or copy.number in self._copying or copy.state is CopyState.GONE:
             return
         if copy.state is CopyState.WAITING:
@@ -101,7 +101,7 @@ class CopyDesk:
         del self._copies[copy.hash]
         if copy.region is not None:
             self.slab.free(copy.region)
-            self.advance()
+        self.advance()
 
     def idle(self) -> bool:
         """Whether there is no copy."""

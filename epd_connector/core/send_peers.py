@@ -88,9 +88,12 @@ class PeerDesk:
         """The prefill rank of this incarnation, if it has said hello."""
         return self._peers.get(incarnation)
 
-    def distrust(self, peer: Peer, now: float) -> None:
-        """A write to ``peer`` failed: refuse it at once for a while."""
+    def distrust(self, peer: Peer, now: float) -> list[HeldGrant]:
+        """A write to ``peer`` failed: refuse it for a while; returns what had its turn to come."""
         peer.refuse_until = now + self._settings.failed_peer_s
+        waiting = list(peer.backlog)
+        peer.backlog.clear()
+        return waiting
 
     def silent(self, now: float) -> list[Peer]:
         """Peers with unanswered grants that were silent for too long."""
@@ -170,11 +173,11 @@ class PeerDesk:
         peer = grant.peer
         if not peer.unanswered:
             self._silences.set(peer.incarnation, peer.heard + self._settings.peer_timeout_s)
-        peer.unanswered.add(grant)
+        peer.unanswered[grant] = None
 
     def answered(self, grant: HeldGrant) -> None:
         """``grant`` is not open any more."""
-        grant.peer.unanswered.discard(grant)
+        grant.peer.unanswered.pop(grant, None)
 
     def enqueue(self, grant: HeldGrant) -> None:
         """``grant`` may be written when it is its turn."""

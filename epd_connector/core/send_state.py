@@ -52,6 +52,10 @@ ROOM_MOVES: dict[tuple[RoomState, RoomEvent], RoomState] = {
 """Every legal step. A pair that is not here does not move the room."""
 
 
+Answer = Landed | Refused | Cancelled
+"""What ends a grant: after it, its writer never writes under it again."""
+
+
 class GrantState(enum.Enum):
     """Life of one grant on the encode rank that it was sent to."""
 
@@ -83,7 +87,7 @@ class HeldGrant:
     state: GrantState = GrantState.WAITING
     write: int = 0
     verdict: Refused | Cancelled | None = None
-    answer: Landed | Refused | Cancelled | None = None
+    answer: Answer | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -103,7 +107,7 @@ class StagedCopy:
     encoded_at: float
     state: CopyState = CopyState.WAITING
     region: Region | None = None
-    users: "set[SendRoom]" = field(default_factory=set)
+    users: "dict[int, SendRoom]" = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -141,14 +145,13 @@ class Peer:
     hello: Hello
     heard: float
     refuse_until: float = 0.0
-    unanswered: set[HeldGrant] = field(default_factory=set)
+    unanswered: dict[HeldGrant, None] = field(default_factory=dict)
     writing: int = 0
     backlog: deque[HeldGrant] = field(default_factory=deque)
 
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """How a concluded room ended: what late and repeated frames are answered."""
+    """How a concluded room ended: what late grants are answered."""
 
     failure: Failure | None
-    answers: dict[int, Landed | Refused | Cancelled]

@@ -1,0 +1,666 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The encode rank's rules: grants, their answers, and the life of staged copies."""
+
+import itertools
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from epd_connector.core.effects import Effect, ForgetSession, Reply, Stage, Write
+from epd_connector.core.send import EncodeRank
+from epd_connector.core.send_events import Encoded, Ended, FromPeer, Staged, Stop, Wrote
+from epd_connector.core.send_state import RoomState
+from epd_connector.errors import Code, Failure
+from epd_connector.protocol.frames import (
+    Cancelled,
+    Identify,
+    Landed,
+    Ping,
+    Pong,
+    Refused,
+    Stale,
+    Welcome,
+)
+from tests.unit.send_bench import (
+    BROKEN,
+    ME,
+    ROW_NBYTES,
+    ROWS,
+    SETTINGS,
+    WIDTH,
+    Bench,
+    answers,
+    dropped,
+    full_grant,
+    of,
+    reason,
+    replies,
+)
+
+ENDED = Failure(Code.ENCODE_FAILED, "the request is over")
+
+
+# --- order ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(["claim", "encode", "grant"])))
+def test_the_order_of_arrival_is_free(order: tuple[str, ...]) -> None:
+    bench = Bench()
+    bench.hello()
+    effects: list[Effect] = []
+    for step in order:
+        effects += getattr(bench, step)()
+    if order.index("encode") < order.index("claim"):
+        assert dropped(effects) == [1]
+        effects = bench.encode(token=2)
+    effects = bench.stage(effects)
+    assert [write.nbytes for write in of(Write, effects)] == [ROWS * ROW_NBYTES]
+    assert answers(bench.wrote(effects)) == [(0, "Landed", 1, 1)]
+    assert bench.at_rest()
+
+
+def test_a_grant_is_written_from_its_rows_to_its_region() -> None:
+    bench = Bench(ranks=2)
+    for rank in (0, 1):
+        bench.hello(rank)
+        part = full_grant(1, 7, start=5 * rank, count=5, nbytes=5 * ROW_NBYTES, sharded=True)
+        bench.hear(msgspec.structs.replace(part, offset=512 + rank), rank)
+    effects = bench.claim() + bench.encode()
+    (stage,) = of(Stage, effects)
+    writes = of(Write, bench.stage(effects))
+    assert [(w.transport, w.session) for w in writes] == [("shm", "slab-0"), ("shm", "slab-1")]
+    assert [w.source - stage.offset for w in writes] == [0, 5 * ROW_NBYTES]
+    assert [w.destination for w in writes] == [512, 513]
+    assert [w.nbytes for w in writes] == [5 * ROW_NBYTES] * 2
+
+
+def test_no_receiver_waits_for_another() -> None:
+    bench = Bench(ranks=2)
+    bench.asked(rank=0)
+    assert answers(bench.wrote(bench.offer())) == [(0, "Landed", 1, 1)]
+    assert bench.state() is RoomState.OFFERED
+    effects = bench.asked(rank=1)
+    assert answers(bench.wrote(effects)) == [(1, "Landed", 1, 1)]
+    assert bench.at_rest()
+    assert bench.count("items_landed") == 1
+
+
+def test_a_grant_of_no_rows_is_answered_without_a_write() -> None:
+    bench = Bench(ranks=2)
+    bench.hello(0)
+    bench.hello(1)
+    bench.claim(rows=1)
+    effects = bench.stage(bench.encode(rows=1))
+    effects = bench.grant(1, 1, 1, rows=1, start=1, count=0, nbytes=0, sharded=True)
+    assert answers(effects) == [(1, "Landed", 1, 1)]
+    assert of(Write, effects) == []
+    assert bench.state() is RoomState.OFFERED
+
+
+# --- time ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("steps", "code", "words"),
+    [
+        (["asked"], Code.NOT_OFFERED, "no request of the encode engine claimed the room"),
+        (["asked", "claim"], Code.TIMEOUT, "did not encode the item"),
+        (["asked", "claim", "encode"], Code.TIMEOUT, "raise send_slab_bytes"),
+    ],
+)
+def test_a_room_that_gets_no_further_fails_in_time(
+    steps: list[str], code: Code, words: str
+) -> None:
+    bench = Bench()
+    for step in steps:
+        getattr(bench, step)()
+    bench.hear(Ping())
+    bench.now = 119.0
+    bench.hear(Ping())
+    assert answers(bench.tick(119.9)) == []
+    effects = bench.tick(120.0)
+    assert answers(effects) == [(0, "Refused", 1, 1)]
+    assert reason(effects).code is code
+    assert words in reason(effects).reason
+    assert "offer_timeout_s" in reason(effects).reason
+    assert bench.state() is None
+
+
+def test_an_offer_that_nobody_wants_ends_in_time() -> None:
+    bench = Bench()
+    bench.offer()
+    assert bench.machine.next_deadline() == 120.0
+    bench.tick(120.0)
+    assert bench.at_rest()
+    assert bench.count("rooms_failed") == 1
+
+
+def test_when_one_rank_never_asks_those_that_did_are_not_told_twice() -> None:
+    bench = Bench(ranks=2)
+    bench.asked(rank=0)
+    bench.wrote(bench.offer())
+    assert answers(bench.tick(120.0)) == []
+    assert bench.at_rest()
+    effects = bench.asked(rank=1)
+    assert answers(effects) == [(1, "Refused", 1, 1)]
+    assert reason(effects).code is Code.TIMEOUT
+
+
+def test_a_late_write_stalls_and_is_answered_once_it_has_ended() -> None:
+    bench = Bench(ranks=2)
+    bench.asked(rank=0)
+    bench.asked(rank=1)
+    late, other = of(Write, bench.offer())
+    bench.do(Wrote(other.write))
+    bench.now = 29.0
+    bench.hear(Ping())
+    effects = bench.tick(30.0)
+    assert answers(effects) == [(0, "Stalled", 1, 1)]
+    assert "write_timeout_s" in reason(effects).reason
+    assert bench.state() is RoomState.DRAINING
+    assert not bench.at_rest()
+    assert bench.machine.balance().landed > 0
+    effects = bench.do(Wrote(late.write))
+    assert answers(effects) == [(0, "Refused", 1, 1)]
+    assert bench.at_rest()
+
+
+def test_a_silent_peer_fails_its_rooms_and_no_others() -> None:
+    bench = Bench(ranks=2)
+    bench.asked(1, 1, rank=0)
+    bench.asked(2, 1, rank=1)
+    bench.now = 4.0
+    assert [r.frame for r in of(Reply, bench.hear(Ping(), rank=1))] == [Pong()]
+    effects = bench.tick(5.0)
+    assert of(ForgetSession, effects) == [ForgetSession("shm", "slab-0")]
+    assert reason(effects).code is Code.PEER_DEAD
+    assert bench.machine.rooms() == {2: RoomState.ASKED}
+    assert bench.machine.next_deadline() == 9.0
+
+
+def test_a_silent_peer_keeps_what_is_being_written_for_it() -> None:
+    bench = Bench()
+    bench.asked()
+    effects = bench.offer()
+    bench.tick(5.0)
+    assert bench.state() is RoomState.DRAINING
+    assert bench.machine.balance().landed > 0
+    bench.wrote(effects)
+    assert bench.at_rest()
+
+
+# --- skip, cancel, end, stop -----------------------------------------------------------
+
+
+def test_a_skip_before_the_claim_is_remembered() -> None:
+    bench = Bench()
+    bench.skip()
+    assert bench.claim() == []
+    assert dropped(bench.encode()) == [1]
+    assert bench.at_rest()
+    assert bench.count("rooms_skipped") == 1
+
+
+def test_a_skip_releases_an_offer_at_once() -> None:
+    bench = Bench()
+    bench.offer()
+    bench.skip()
+    assert bench.at_rest()
+    assert bench.count("rooms_failed") == 0
+    bench.skip()
+    assert bench.count("rooms_skipped") == 1
+
+
+def test_a_cancel_is_answered_when_nothing_is_written_any_more() -> None:
+    bench = Bench()
+    bench.asked()
+    effects = bench.offer()
+    assert bench.cancel() == []
+    assert bench.machine.balance().landed > 0
+    assert answers(bench.wrote(effects)) == [(0, "Cancelled", 1, 1)]
+    assert bench.at_rest()
+    assert answers(bench.cancel()) == [(0, "Cancelled", 1, 1)]
+
+
+def test_a_cancel_overtakes_a_stall() -> None:
+    bench = Bench()
+    bench.asked()
+    effects = bench.offer()
+    bench.skip()
+    assert bench.cancel() == []
+    assert answers(bench.wrote(effects, BROKEN)) == [(0, "Cancelled", 1, 1)]
+
+
+def test_a_cancel_that_comes_before_its_grant_holds() -> None:
+    bench = Bench()
+    bench.hello()
+    bench.offer()
+    assert answers(bench.cancel()) == [(0, "Cancelled", 1, 1)]
+    effects = bench.grant()
+    assert of(Write, effects) == []
+    assert answers(effects) == [(0, "Cancelled", 1, 1)]
+
+
+def test_rows_that_will_not_come_fail_the_room() -> None:
+    bench = Bench()
+    bench.asked()
+    bench.claim()
+    assert reason(bench.do(Ended(1, ENDED))) == ENDED
+
+
+def test_the_end_of_the_request_does_not_stop_what_is_staged() -> None:
+    bench = Bench()
+    bench.asked()
+    effects = bench.offer()
+    assert bench.do(Ended(1, ENDED)) == []
+    assert answers(bench.wrote(effects)) == [(0, "Landed", 1, 1)]
+
+
+def test_a_stop_fails_everything_and_begins_nothing() -> None:
+    bench = Bench(ranks=2)
+    bench.asked(1, 1)
+    effects = bench.offer(1)
+    bench.asked(2, 2)
+    told = bench.do(Stop())
+    assert answers(told) == [(0, "Stalled", 1, 1), (0, "Refused", 2, 2)]
+    assert reason(told).code is Code.SHUTDOWN
+    assert answers(bench.grant(3, 3)) == [(0, "Refused", 3, 3)]
+    bench.claim(4, "other")
+    assert dropped(bench.encode("other", 9)) == [9]
+    bench.wrote(effects)
+    assert bench.at_rest()
+
+
+# --- the contract ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"rows": 11}, ["rows", "11", "10"]),
+        ({"width": 8}, ["width", "8", "4"]),
+        ({"dtype": "float16"}, ["dtype", "float16", "bfloat16"]),
+        ({"start": 1}, ["first row", "1", "0"]),
+        ({"count": 9}, ["row count", "9", "10"]),
+        ({"nbytes": 81}, ["bytes", "81", "80"]),
+        ({"offset": (1 << 20) - 79}, ["outside the receiver's slab", str(1 << 20)]),
+        ({"transport": "mooncake"}, ["mooncake", "shm"]),
+        ({"sharded": True, "count": 5, "nbytes": 40}, ["row count", "5", "10"]),
+    ],
+)
+def test_a_grant_that_disagrees_is_refused_with_both_values(
+    change: dict[str, object], words: list[str]
+) -> None:
+    bench = Bench()
+    bench.hello()
+    bench.hear(full_grant(1, 1, **change))
+    effects = bench.offer()
+    assert of(Write, effects) == []
+    assert answers(effects) == [(0, "Refused", 1, 1)]
+    assert reason(effects).code is Code.MISMATCH
+    assert all(word in reason(effects).reason for word in words)
+    assert bench.at_rest()
+
+
+def test_a_rank_that_another_encode_rank_serves_is_refused() -> None:
+    bench = Bench(ranks=4)
+    bench.machine = EncodeRank(replace(SETTINGS, rank=1, ranks=2))
+    effects = bench.asked(rank=1)
+    assert "served by encode rank 0, not by rank 1" in reason(effects).reason
+    assert bench.machine.rooms() == {}
+    bench.asked(rank=2)
+    assert bench.state() is RoomState.ASKED
+
+
+def test_a_rank_that_its_engine_does_not_have_is_refused() -> None:
+    bench = Bench(ranks=2)
+    effects = bench.asked(rank=2)
+    assert "prefill rank 2 of 2 ranks" in reason(effects).reason
+    assert bench.machine.rooms() == {}
+    assert bench.machine.next_deadline() is None
+
+
+def test_two_engines_of_different_size_cannot_share_a_room() -> None:
+    bench = Bench(ranks=2)
+    bench.asked(rank=0)
+    bench.ranks = 3
+    effects = bench.asked(rank=2)
+    assert "engines of 3 and 2 ranks ask for one room" in reason(effects).reason
+    assert bench.state() is RoomState.ASKED
+
+
+def test_rows_of_another_number_than_the_prompt_says_fail_the_room() -> None:
+    bench = Bench()
+    bench.asked()
+    bench.claim(rows=11)
+    effects = bench.encode(rows=10)
+    assert "10 rows where the prompt has 11 tokens" in reason(effects).reason
+    assert dropped(effects) == [1]
+    assert bench.at_rest()
+
+
+# --- writes ----------------------------------------------------------------------------
+
+
+def test_writes_to_one_peer_are_as_many_as_may_run_at_once_in_order() -> None:
+    bench = Bench(ranks=2, write_parallelism=2)
+    bench.hello(0)
+    bench.hello(1)
+    started = []
+    for room in range(1, 6):
+        bench.grant(room, room)
+        started += of(Write, bench.offer(room, f"h{room}"))
+    assert [write.write for write in started] == [1, 2]
+    other = of(Write, bench.grant(5, 1, 1))
+    assert len(other) == 1, "a busy peer delays nobody else"
+    order = []
+    while started:
+        effects = bench.do(Wrote(started.pop(0).write))
+        order += [room for route, _, room, _ in answers(effects)]
+        started += of(Write, effects)
+    assert order == [1, 2, 3, 4, 5]
+
+
+def test_a_room_that_failed_in_the_meantime_is_not_written() -> None:
+    bench = Bench(write_parallelism=1)
+    bench.hello()
+    bench.grant(1, 1)
+    bench.grant(2, 2)
+    first = bench.offer(1, "a")
+    assert of(Write, bench.offer(2, "b")) == []
+    assert answers(bench.skip(2)) == [(0, "Refused", 2, 2)]
+    assert of(Write, bench.wrote(first)) == []
+    assert bench.at_rest()
+
+
+def test_a_failed_write_fails_the_room_for_every_receiver() -> None:
+    bench = Bench(ranks=3)
+    for rank in (0, 1):
+        bench.asked(rank=rank)
+    broken, other = of(Write, bench.offer())
+    effects = bench.do(Wrote(broken.write, BROKEN))
+    assert answers(effects) == [(0, "Refused", 1, 1), (1, "Stalled", 1, 1)]
+    assert reason(effects) == BROKEN
+    assert reason(bench.asked(rank=2)) == BROKEN
+    assert answers(bench.do(Wrote(other.write))) == [(1, "Refused", 1, 1)]
+    assert bench.at_rest()
+    assert bench.count("writes_failed") == 1
+
+
+def test_a_peer_whose_write_failed_is_refused_for_a_while() -> None:
+    bench = Bench(ranks=2)
+    bench.asked(1, 1)
+    bench.wrote(bench.offer(1, "a"), BROKEN)
+    bench.offer(2, "b")
+    effects = bench.grant(2, 2)
+    assert answers(effects) == [(0, "Refused", 2, 2)]
+    assert "failed_peer_s" in reason(effects).reason
+    bench.now = 30.0
+    bench.offer(3, "c")
+    assert len(of(Write, bench.grant(3, 3))) == 1
+
+
+def test_a_peer_that_says_hello_again_is_forgiven() -> None:
+    bench = Bench()
+    bench.asked(1, 1)
+    bench.wrote(bench.offer(1, "a"), BROKEN)
+    assert replies(bench.hello()) == [Welcome()]
+    bench.offer(2, "b")
+    assert len(of(Write, bench.grant(2, 2))) == 1
+
+
+def test_what_waits_for_a_peer_whose_write_failed_is_refused_with_it() -> None:
+    bench = Bench(write_parallelism=1)
+    bench.hello()
+    bench.grant(1, 1)
+    bench.grant(2, 2)
+    effects = bench.offer(1, "a")
+    bench.offer(2, "b")
+    effects = bench.wrote(effects, BROKEN)
+    assert of(Write, effects) == []
+    assert answers(effects) == [(0, "Refused", 1, 1), (0, "Refused", 2, 2)]
+    assert bench.at_rest()
+
+
+def test_a_write_that_fails_after_it_was_given_up_counts_as_failed() -> None:
+    bench = Bench()
+    bench.asked(1, 1)
+    effects = bench.offer(1, "a")
+    bench.cancel(1, 1)
+    bench.wrote(effects, BROKEN)
+    assert bench.count("writes_failed") == 1
+    bench.offer(2, "b")
+    assert answers(bench.grant(2, 2)) == [(0, "Refused", 2, 2)]
+
+
+# --- repeats ---------------------------------------------------------------------------
+
+
+def test_a_repeated_grant_is_not_written_twice_and_answered_the_same() -> None:
+    bench = Bench(ranks=2)
+    bench.asked()
+    effects = bench.offer()
+    assert bench.grant() == []
+    assert replies(bench.wrote(effects)) == [Landed(1, 1)]
+    assert replies(bench.grant()) == [Landed(1, 1)]
+    bench.wrote(bench.asked(rank=1))
+    assert bench.state() is None
+    assert replies(bench.grant()) == [Landed(1, 1)]
+    assert bench.count("rooms_concluded") == 1
+
+
+def test_grants_of_one_number_from_different_ranks_have_their_own_answers() -> None:
+    bench = Bench(ranks=2)
+    bench.asked(1, 1, rank=0)
+    bench.hello(1)
+    bench.grant(1, 1, rank=1, width=99)
+    bench.wrote(bench.offer())
+    assert bench.state() is None
+    assert answers(bench.grant(1, 1, rank=0)) == [(0, "Landed", 1, 1)]
+    assert answers(bench.grant(1, 1, rank=1, width=99)) == [(1, "Refused", 1, 1)]
+
+
+def test_a_stranger_is_not_told_what_another_engine_was() -> None:
+    bench = Bench()
+    bench.asked()
+    bench.wrote(bench.offer())
+    effects = bench.hear(full_grant(1, 1), rank=5)
+    assert answers(effects) == [(5, "Refused", 1, 1)]
+
+
+def test_a_new_attempt_replaces_the_older_one_once_that_is_answered() -> None:
+    bench = Bench(ranks=2)
+    bench.asked(1, 1)
+    effects = bench.offer()
+    early = bench.grant(1, 2)
+    assert answers(early) == [(0, "Refused", 1, 2)]
+    assert "not answered yet" in reason(early).reason
+    bench.wrote(effects)
+    effects = bench.grant(1, 3)
+    assert len(of(Write, effects)) == 1
+    assert answers(bench.wrote(effects)) == [(0, "Landed", 1, 3)]
+
+
+def test_an_older_attempt_that_comes_late_is_not_written_again() -> None:
+    bench = Bench(ranks=2)
+    bench.asked(1, 1)
+    bench.wrote(bench.offer())
+    bench.wrote(bench.grant(1, 2))
+    effects = bench.grant(1, 1)
+    assert of(Write, effects) == []
+    assert replies(effects) == [Landed(1, 1)]
+
+
+def test_a_grant_that_was_refused_once_is_refused_for_good() -> None:
+    bench = Bench(max_rooms=1)
+    bench.asked(1, 1)
+    assert answers(bench.grant(2, 2)) == [(0, "Refused", 2, 2)]
+    bench.cancel(1, 1)
+    bench.offer(2, "b")
+    effects = bench.grant(2, 2)
+    assert of(Write, effects) == []
+    assert answers(effects) == [(0, "Refused", 2, 2)]
+
+
+def test_a_failed_room_answers_late_grants_at_once() -> None:
+    bench = Bench(ranks=2)
+    bench.asked(rank=0)
+    bench.wrote(bench.offer(), BROKEN)
+    assert reason(bench.asked(rank=1)) == BROKEN
+
+
+def test_what_is_remembered_is_forgotten_in_time() -> None:
+    bench = Bench(tombstone_s=10.0)
+    bench.asked()
+    bench.wrote(bench.offer())
+    bench.tick(10.0)
+    bench.hello()
+    assert bench.grant() == []
+    assert bench.state() is RoomState.ASKED
+
+
+# --- copies ----------------------------------------------------------------------------
+
+
+def test_rooms_of_one_item_share_one_copy() -> None:
+    bench = Bench()
+    bench.hello()
+    bench.claim(1)
+    bench.claim(2)
+    bench.grant(1, 1)
+    bench.grant(2, 2)
+    effects = bench.encode()
+    assert len(of(Stage, effects)) == 1
+    bench.claim(3)
+    effects = bench.stage(effects)
+    assert dropped(bench.encode(token=2)) == [2]
+    bench.claim(4)
+    assert bench.state(4) is RoomState.OFFERED
+    writes = of(Write, effects + bench.grant(3, 3) + bench.grant(4, 4))
+    assert len({write.source for write in writes}) == 1
+    for write in writes:
+        bench.do(Wrote(write.write))
+    assert bench.at_rest()
+
+
+def test_copies_wait_for_memory_in_order() -> None:
+    bench = Bench(slab_nbytes=512)
+    sizes = {1: 256, 2: 512, 3: 256}
+    staged = []
+    for room, nbytes in sizes.items():
+        bench.claim(room, f"h{room}")
+        event = Encoded(f"h{room}", room, ROWS, WIDTH, "bfloat16", nbytes)
+        staged += of(Stage, bench.do(event))
+    assert [stage.token for stage in staged] == [1], "the third must not overtake the second"
+    bench.do(Staged(1))
+    assert [stage.token for stage in of(Stage, bench.skip(1))] == [2]
+    bench.do(Staged(2))
+    assert [stage.token for stage in of(Stage, bench.skip(2))] == [3]
+    assert bench.count("stagings_deferred") > 0
+
+
+def test_a_copy_that_nobody_waits_for_any_more_lets_the_next_one_in() -> None:
+    bench = Bench(slab_nbytes=512)
+    for room in (1, 2, 3):
+        bench.claim(room, f"h{room}")
+        nbytes = 512 if room == 2 else 256
+        bench.do(Encoded(f"h{room}", room, ROWS, WIDTH, "bfloat16", nbytes))
+    effects = bench.skip(2)
+    assert dropped(effects) == [2]
+    assert [stage.token for stage in of(Stage, effects)] == [3]
+
+
+def test_an_item_larger_than_the_slab_fails_with_the_remedy() -> None:
+    bench = Bench(slab_nbytes=256)
+    bench.asked()
+    bench.claim()
+    effects = bench.do(Encoded("h", 1, ROWS, WIDTH, "bfloat16", 257))
+    assert dropped(effects) == [1]
+    assert reason(effects).code is Code.TOO_LARGE
+    assert all(word in reason(effects).reason for word in ("257", "256", "send_slab_bytes"))
+    assert bench.at_rest()
+
+
+def test_a_staging_error_fails_only_the_rooms_of_that_item() -> None:
+    bench = Bench()
+    bench.hello()
+    for room, hash in ((1, "a"), (2, "a"), (3, "b")):
+        bench.claim(room, hash)
+        bench.grant(room, room)
+    bench.encode("a")
+    bench.encode("b", 2)
+    effects = bench.do(Staged(1, BROKEN))
+    assert answers(effects) == [(0, "Refused", 1, 1), (0, "Refused", 2, 2)]
+    assert len(of(Write, bench.do(Staged(2)))) == 1
+
+
+def test_memory_that_is_copied_into_stays_until_copying_has_ended() -> None:
+    bench = Bench()
+    bench.claim()
+    effects = bench.encode()
+    bench.skip()
+    assert bench.machine.balance().leased > 0
+    assert not bench.machine.idle()
+    bench.stage(effects)
+    assert bench.at_rest()
+
+
+# --- frames ----------------------------------------------------------------------------
+
+
+def test_a_frame_for_an_older_incarnation_is_answered_stale() -> None:
+    bench = Bench()
+    effects = bench.hear(full_grant(1, 1), addressee=999)
+    assert effects == [Reply(0, 2000, Stale())]
+    assert bench.machine.rooms() == {}
+    assert bench.count("frames_stale") == 1
+
+
+@pytest.mark.parametrize("frame", [Identify("m"), Landed(1, 1), Welcome(), Cancelled(1, 1)])
+def test_a_frame_that_is_not_for_an_encode_rank_is_counted(frame: Identify) -> None:
+    bench = Bench()
+    assert bench.hear(frame) == []
+    assert bench.count("frames_malformed") == 1
+
+
+def test_a_grant_before_the_hello_is_not_taken() -> None:
+    bench = Bench()
+    assert bench.grant() == []
+    assert bench.machine.rooms() == {}
+    bench.asked()
+    assert bench.state() is RoomState.ASKED
+
+
+def test_a_slab_does_not_move_under_its_grants() -> None:
+    bench = Bench()
+    bench.asked()
+    assert bench.hello(slab_nbytes=1 << 10) == []
+    assert bench.count("frames_malformed") == 1
+    bench.cancel()
+    assert replies(bench.hello(slab_nbytes=1 << 10)) == [Welcome()]
+
+
+def test_answers_go_where_the_peer_was_heard_last() -> None:
+    bench = Bench()
+    bench.asked()
+    bench.do(FromPeer(42, 2000, ME, Ping()))
+    effects = bench.wrote(bench.offer())
+    assert answers(effects) == [(42, "Landed", 1, 1)]
+
+
+def test_a_full_table_refuses_with_the_key_to_raise() -> None:
+    bench = Bench(max_rooms=1)
+    bench.claim(1)
+    effects = bench.asked(2, 1)
+    assert reason(effects).code is Code.OVERLOADED
+    assert "max_rooms" in reason(effects).reason
+    assert isinstance(replies(effects)[0], Refused)
+
+
+def test_an_end_before_anything_else_is_remembered() -> None:
+    bench = Bench()
+    bench.do(Ended(1, ENDED))
+    assert reason(bench.asked()) == ENDED
+    assert bench.claim() == []
+    assert bench.at_rest()
