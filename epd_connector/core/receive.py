@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from epd_connector.core.deadlines import Deadlines
-from epd_connector.core.effects import Effect, Hangup, Noted, Send, TellHead
+from epd_connector.core.effects import Effect, Hangup, Send, TellHead
 from epd_connector.errors import Code, Failure
 from epd_connector.protocol.frames import (
     AnyFrame,
@@ -417,7 +417,6 @@ class PrefillRank:
         if before is RoomState.GRANTED and room.state is not RoomState.LANDED:
             assert failure is not None
             self._tell(RoomFailed(room.frame.room, failure))
-            self._effects.append(Noted(f"room {room.frame.room:016x}", failure))
         if room.state is RoomState.LANDED:
             self._tell(RoomLanded(room.frame.room, room.grant.nbytes))
         elif room.state is RoomState.RELEASED:

@@ -91,12 +91,20 @@ class Loop(Generic[P]):
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            wait = self._guarded_wait()
-            for peer, payload in self._link.wait(wait):
-                self._call(self._driver.on_frame, peer, payload, self._clock())
-            for _ in range(len(self._posts)):
-                self._call(self._driver.on_post, self._posts.popleft(), self._clock())
-            self._call(self._driver.on_turn, self._clock())
+            self.turn()
+
+    def turn(self) -> None:
+        """Waits, then handles what has come. For the loop's own thread, and for tests.
+
+        Posts come before frames: what this process said before a peer heard of it is known
+        here before that peer's answer is.
+        """
+        frames = self._link.wait(self._guarded_wait())
+        for _ in range(len(self._posts)):
+            self._call(self._driver.on_post, self._posts.popleft(), self._clock())
+        for peer, payload in frames:
+            self._call(self._driver.on_frame, peer, payload, self._clock())
+        self._call(self._driver.on_turn, self._clock())
 
     def _guarded_wait(self) -> float | None:
         if self._posts:

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop: order of what it hands over, bounded posts, errors that do not end it."""
+
+import threading
+
+import pytest
+
+from epd_connector.link.base import PeerId
+from epd_connector.runtime import loop as loop_module
+from epd_connector.runtime.loop import Loop
+from epd_connector.testing.memory_link import MemoryLink, MemoryNetwork
+
+
+class Recorder:
+    """A driver that notes what it is handed; told to, it raises."""
+
+    def __init__(self) -> None:
+        self.seen: list[object] = []
+        self.errors = 0
+        self.turned = threading.Event()
+
+    def on_post(self, post: str, now: float) -> None:
+        if post == "raise":
+            raise RuntimeError(post)
+        self.seen.append(post)
+
+    def on_frame(self, peer: PeerId, payload: bytes, now: float) -> None:
+        self.seen.append(payload)
+
+    def on_turn(self, now: float) -> None:
+        self.turned.set()
+
+    def next_wait(self, now: float) -> float | None:
+        return None
+
+    def on_error(self) -> None:
+        self.errors += 1
+
+
+@pytest.fixture
+def network() -> MemoryNetwork:
+    return MemoryNetwork()
+
+
+def make(network: MemoryNetwork) -> tuple[Loop[str], Recorder, MemoryLink]:
+    driver, link = Recorder(), network.link("here")
+    link.listen("tcp://here:1")
+    return Loop("test", link, driver), driver, link
+
+
+def test_a_post_is_handled_before_the_frame_that_it_caused(network: MemoryNetwork) -> None:
+    loop, driver, _ = make(network)
+    peer = network.link("there")
+    loop.post("said first")
+    peer.send(peer.connect("tcp://here:1"), b"answered later")
+    loop.turn()
+    assert driver.seen == ["said first", b"answered later"]
+
+
+def test_an_error_loses_one_event_only(network: MemoryNetwork) -> None:
+    loop, driver, _ = make(network)
+    for post in ("one", "raise", "two"):
+        loop.post(post)
+    loop.turn()
+    assert driver.seen == ["one", "two"]
+    assert driver.errors == 1
+
+
+def test_posts_are_bounded_except_ends_of_own_work(
+    network: MemoryNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_module, "MAX_POSTS", 2)
+    loop, driver, _ = make(network)
+    assert [loop.post(str(n)) for n in range(3)] == [True, True, False]
+    assert loop.post("end", bounded=False)
+    loop.turn()
+    assert driver.seen == ["0", "1", "end"]
+
+
+def test_start_and_stop_are_idempotent_and_end_the_thread(network: MemoryNetwork) -> None:
+    from epd_connector.link.zmq_link import ZmqLink
+
+    driver, link = Recorder(), ZmqLink()
+    loop: Loop[str] = Loop("test", link, driver)
+    loop.start()
+    loop.start()
+    loop.post("heard")
+    assert driver.turned.wait(10)
+    assert loop.stop(10)
+    assert loop.stop(10)
+    assert not loop.post("too late")
+    assert driver.seen == ["heard"]
+    link.close()
