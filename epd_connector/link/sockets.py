@@ -55,8 +55,7 @@ def open_listener(
     context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, limits: Limits
 ) -> tuple["zmq.Socket[bytes]", str]:
     """A bound ROUTER and the endpoint with its real port. Raises LinkError if it cannot bind."""
-    if endpoint.startswith("ipc://"):
-        _refuse_live_path(endpoint)
+    _refuse_live_path(endpoint)
     where = _resolved(endpoint)
     listener = _open(context, zmq.ROUTER, endpoint, limits)
     try:
@@ -80,14 +79,15 @@ def open_listener(
 
 
 def open_dialer(
-    context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, limits: Limits
+    context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, identity: bytes, limits: Limits
 ) -> "zmq.Socket[bytes]":
-    """A DEALER that keeps dialing ``endpoint`` and queues meanwhile. LinkError if malformed."""
+    """A DEALER that keeps dialing ``endpoint`` and queues meanwhile. LinkError if malformed.
+
+    ``identity``, of :func:`new_identity`, is what the listener knows this peer by.
+    """
     dialer = _open(context, zmq.DEALER, endpoint, limits)
     try:
-        # Random, so that a listener knows this peer again after a broken connection, and nobody
-        # else can pass for it. The first byte: libzmq keeps zero for itself.
-        dialer.setsockopt(zmq.ROUTING_ID, b"\x01" + secrets.token_bytes(16))
+        dialer.setsockopt(zmq.ROUTING_ID, identity)
         dialer.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_FIRST_MS)
         dialer.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_LONGEST_MS)
         dialer.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_TIMEOUT_MS)
@@ -99,6 +99,12 @@ def open_dialer(
         dialer.close(linger=0)
         raise _link_error("connect", endpoint, error) from error
     return dialer
+
+
+def new_identity() -> bytes:
+    """Lets a listener know a peer again after a broken connection; random, so that nobody else
+    can pass for it. libzmq keeps identities that begin with a zero for itself."""
+    return b"\x01" + secrets.token_bytes(16)
 
 
 def _open(
@@ -121,6 +127,12 @@ def _open(
     # After a cut network TCP waits ever longer between attempts; a new connection is sooner.
     opened.setsockopt(zmq.TCP_MAXRT, _UNACKNOWLEDGED_MS)
     return opened
+
+
+def socket_files(endpoint: str) -> list[str]:
+    """The file that a listener at ``endpoint`` makes: none for tcp and for abstract names."""
+    path = endpoint.removeprefix("ipc://")
+    return [] if path == endpoint or path.startswith("@") else [path]
 
 
 def hard_limit(max_frame_bytes: int) -> int:
@@ -176,13 +188,11 @@ def _resolved(endpoint: str) -> str:
 def _refuse_live_path(endpoint: str) -> None:
     # libzmq unlinks whatever lies at the path and binds anew: the process that listens there
     # would live on and hear from nobody.
-    path = endpoint.removeprefix("ipc://")
-    if path.startswith("@") or not _is_socket(path):
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
-        result = probe.connect_ex(path)
-    if result in (0, errno.EAGAIN):
-        raise LinkError(f"cannot listen at {endpoint!r}: another process listens there")
+    for path in filter(_is_socket, socket_files(endpoint)):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+            result = probe.connect_ex(path)
+        if result in (0, errno.EAGAIN):
+            raise LinkError(f"cannot listen at {endpoint!r}: another process listens there")
 
 
 def _is_socket(path: str) -> bool:

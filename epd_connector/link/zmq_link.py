@@ -10,10 +10,12 @@ bytes in; what was on its way over that connection is lost, the sender dials aga
 other peers see nothing of it.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import logging
 import math
+import os
 import threading
 import time
 
@@ -22,7 +24,14 @@ import zmq
 from epd_connector.errors import LinkError
 from epd_connector.link.base import PeerId
 from epd_connector.link.peers import IncomingPeers
-from epd_connector.link.sockets import IO_THREADS, Limits, open_dialer, open_listener
+from epd_connector.link.sockets import (
+    IO_THREADS,
+    Limits,
+    new_identity,
+    open_dialer,
+    open_listener,
+    socket_files,
+)
 from epd_connector.link.waker import Waker
 
 BATCH = 256
@@ -41,6 +50,7 @@ class _Dialed:
     """A peer that this side connected to."""
 
     endpoint: str
+    identity: bytes
     socket: "zmq.Socket[bytes]"
     quiet_since: float
     unanswered: int = 0  # frames accepted since quiet_since
@@ -75,6 +85,7 @@ class ZmqLink:
         self._poller = zmq.Poller()
         self._poller.register(self._waker.fd, zmq.POLLIN)
         self._waker_fd = self._waker.fd
+        self._files: list[str] = []
         self._listeners: set[zmq.Socket[bytes]] = set()
         self._incoming: IncomingPeers[tuple[zmq.Socket[bytes], bytes]] = IncomingPeers(
             max_peers, self._new_id
@@ -96,6 +107,7 @@ class ZmqLink:
         self._must_be_open(endpoint)
         listener, bound = open_listener(self._context, endpoint, self._limits)
         self._listeners.add(listener)
+        self._files += socket_files(bound)
         self._poller.register(listener, zmq.POLLIN)
         return bound
 
@@ -111,9 +123,10 @@ class ZmqLink:
                 f"cannot connect to {endpoint!r}: {self._max_peers} peers are connected, which is "
                 "the limit; disconnect those that are gone"
             )
-        dialer = open_dialer(self._context, endpoint, self._limits)
+        identity = new_identity()
+        dialer = open_dialer(self._context, endpoint, identity, self._limits)
         peer = self._new_id()
-        self._dialed[peer] = _Dialed(endpoint, dialer, time.monotonic())
+        self._dialed[peer] = _Dialed(endpoint, identity, dialer, time.monotonic())
         self._by_endpoint[endpoint] = peer
         self._watch(peer, dialer)
         return peer
@@ -171,6 +184,10 @@ class ZmqLink:
         self._closed = True
         self._poller = zmq.Poller()
         self._waker = None
+        # libzmq leaves them behind. Before closing: afterwards another process may own the path.
+        for path in self._files:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
         for opened in [*self._listeners, *self._by_socket]:
             opened.close(linger=0)
         for table in (self._dialed, self._by_endpoint, self._by_socket):
@@ -220,7 +237,7 @@ class ZmqLink:
         if full or now - dialed.quiet_since < self._deaf_after_s:
             return False
         try:
-            dialer = open_dialer(self._context, dialed.endpoint, self._limits)
+            dialer = open_dialer(self._context, dialed.endpoint, dialed.identity, self._limits)
         except LinkError as error:
             _log.warning("link: cannot dial anew: %s", error)
             dialed.quiet_since = now
