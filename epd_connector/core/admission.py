@@ -270,6 +270,7 @@ class PrefillHead:
         item = self._items.get(hash)
         if item is None or item.wanted_by.pop(request.request, None) is None:
             return
+        self._memory_changed = True
         if item.wanted_by:
             return
         if item.transfer is not None and item.transfer.state is not TransferState.READY:
@@ -337,6 +338,11 @@ class PrefillHead:
         ``failure``: why the attempt before failed; None for the first.
         """
         while (ticket := self._take_ticket(item)) is not None:
+            if len(self._transfers) >= self.settings.max_rooms and not self._drop_oldest():
+                rooms = f"{len(self._transfers)} rooms are open on this prefill engine"
+                failure = Failure(Code.OVERLOADED, f"{rooms}: raise max_rooms")
+                self._tell_skip(ticket)
+                break
             transfer = Transfer(ticket, item)
             self.counters.add("rooms_opened")
             failure = self._begin(transfer)
@@ -368,16 +374,27 @@ class PrefillHead:
     def _give_up(self, item: Item, failure: Failure) -> None:
         """No room is left for ``item``: the host encodes it, or those who wait fail."""
         for request in list(item.wanted_by.values()):
-            spec = request.specs[item.hash]
-            if self.settings.encode_locally and spec.encodable:
-                request.local.add(item.hash)
-                self.counters.add("items_encoded_locally")
-                self._effects.append(EncodeLocally(request.request, item.hash, failure))
-                self._unwant(request, item.hash)
-                self._update(request)
-            else:
-                self._fail_request(request, failure)
+            self._go_without(request, item.hash, failure)
+            self._update(request)
         self._settle(item)
+
+    def _go_without(self, request: Request, hash: str, failure: Failure) -> None:
+        """``request`` does not get the item: its host encodes it, or the request fails."""
+        if not (self.settings.encode_locally and request.specs[hash].encodable):
+            self._fail_request(request, failure)
+            return
+        request.local.add(hash)
+        self.counters.add("items_encoded_locally")
+        self._effects.append(EncodeLocally(request.request, hash, failure))
+        self._unwant(request, hash)
+        self._skip(request, hash)
+
+    def _give_way(self, request: Request, failure: Failure) -> None:
+        """``request`` goes without everything that it does not have yet."""
+        for hash in list(request.waits):
+            if request.state is RequestState.WAITING and not self.holds(hash):
+                self._go_without(request, hash, failure)
+        self._update(request)
 
     def _resolve(self, transfer: Transfer) -> Failure | None:
         """Takes ``transfer`` on, once its encode engine is known; why it cannot be, or None."""
@@ -416,18 +433,22 @@ class PrefillHead:
             self._memory_changed = False
             for request in list(self._unplaced.values()):
                 if not self._place(request):
+                    self._untangle(request)
                     break
 
     def _place(self, request: Request) -> bool:
         """False where ``request`` is in the way of those behind it."""
-        found = [self._items[hash].transfer for hash in request.waits]
-        states = {None if transfer is None else transfer.state for transfer in found}
-        if states & {None, TransferState.RESOLVING, TransferState.CLEARING}:
+        found = [t for t in (self._items[hash].transfer for hash in request.waits) if t is not None]
+        queued = [transfer for transfer in found if transfer.state is TransferState.QUEUED]
+        outdated = [transfer for transfer in queued if not self._is_current(transfer)]
+        for transfer in outdated:
+            self._look_again(transfer)
+        unclear = (TransferState.RESOLVING, TransferState.CLEARING)
+        if outdated or any(transfer.state in unclear for transfer in found):
             return True
-        queued = [t for t in found if t is not None and t.state is TransferState.QUEUED]
-        failure = self._placement.never(queued)
+        failure = self._placement.never(found)
         if failure is not None:
-            self._fail_request(request, failure)
+            self._give_way(request, failure)
             return True
         while not self._placement.lease(queued):
             if not self._drop_oldest():
@@ -437,6 +458,51 @@ class PrefillHead:
         for transfer in queued:
             self._open(transfer)
         return True
+
+    def _is_current(self, transfer: Transfer) -> bool:
+        """Whether the engine behind a queued transfer is still the one that was found.
+
+        An outdated identity must not reach the ranks: they would take the engine of today
+        for dead, and memory that it may still write to for safe.
+        """
+        return self._topology.find(transfer.ticket.address, self._now) is transfer.identity
+
+    def _look_again(self, transfer: Transfer) -> None:
+        self._move(transfer, TransferEvent.OUTDATED)
+        transfer.identity = None
+        failure = self._resolve(transfer)
+        if failure is not None:
+            self._fail(transfer, failure)
+
+    def _untangle(self, first: Request) -> None:
+        """Those in line hold what ``first`` needs and wait behind it: the last gives way.
+
+        Nobody gives way while anything else may still free memory.
+        """
+        if any(self._comes_free(transfer) for transfer in self._transfers.values()):
+            return
+        holders = [r for r in self._unplaced.values() if self._holds_more_than(r, first)]
+        failure = Failure(
+            Code.OVERLOADED,
+            "requests that wait for each other hold the receive slab of "
+            f"{self._placement.slab.capacity} bytes: raise receive_slab_bytes",
+        )
+        self._give_way(holders[-1] if holders else first, failure)
+
+    def _comes_free(self, transfer: Transfer) -> bool:
+        """Whether the memory of ``transfer`` is returned without anybody in line giving way."""
+        if transfer.region is None:
+            return False
+        item = transfer.item
+        return bool(
+            transfer.state is not TransferState.READY
+            or transfer.loads
+            or item.hash in self._promised
+            or item.wanted_by.keys() - self._unplaced.keys()
+        )
+
+    def _holds_more_than(self, request: Request, first: Request) -> bool:
+        return any(self.holds(hash) and hash not in first.waits for hash in request.waits)
 
     def _drop_oldest(self) -> bool:
         """Frees the bytes of the item that has been of no use the longest."""
@@ -573,6 +639,7 @@ class PrefillHead:
     def _settle(self, item: Item) -> None:
         """Unpins an item that nobody waits for; forgets one that nothing brings or holds."""
         transfer = item.transfer
+        self._memory_changed = True
         if item.wanted_by:
             return
         if transfer is None:
@@ -582,7 +649,6 @@ class PrefillHead:
             transfer.loads or item.hash in self._promised
         ):
             self._placement.unpin(transfer)
-            self._memory_changed = True
 
     def _skip(self, request: Request, hash: str) -> None:
         """The rooms that ``request`` brought for ``hash`` will not be used."""
@@ -615,21 +681,11 @@ class PrefillHead:
                 self._expire(request)
 
     def _expire(self, request: Request) -> None:
-        for hash in sorted(request.waits):
-            if not self.holds(hash) and request.state is RequestState.WAITING:
-                self._expire_item(request, self._items[hash])
+        for hash in list(request.waits):
+            if request.state is RequestState.WAITING and not self.holds(hash):
+                failure = Failure(Code.TIMEOUT, self._phase(self._items[hash]))
+                self._go_without(request, hash, failure)
         self._update(request)
-
-    def _expire_item(self, request: Request, item: Item) -> None:
-        failure = Failure(Code.TIMEOUT, self._phase(item))
-        spec = request.specs[item.hash]
-        if self.settings.encode_locally and spec.encodable:
-            request.local.add(item.hash)
-            self.counters.add("items_encoded_locally")
-            self._effects.append(EncodeLocally(request.request, item.hash, failure))
-            self._unwant(request, item.hash)
-        else:
-            self._fail_request(request, failure)
 
     def _phase(self, item: Item) -> str:
         """Where the transfer of ``item`` is held up, for a person to read."""

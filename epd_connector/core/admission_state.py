@@ -141,6 +141,7 @@ class TransferEvent(enum.Enum):
     """What can happen to a transfer."""
 
     RESOLVED = "resolved"
+    OUTDATED = "outdated"  # another engine is behind the address by now
     PLACED = "placed"
     LANDED = "landed"
     FAIL = "fail"
@@ -151,6 +152,7 @@ class TransferEvent(enum.Enum):
 TRANSFER_MOVES: dict[tuple[TransferState, TransferEvent], TransferState] = {
     (TransferState.RESOLVING, TransferEvent.RESOLVED): TransferState.QUEUED,
     (TransferState.RESOLVING, TransferEvent.FAIL): TransferState.OVER,
+    (TransferState.QUEUED, TransferEvent.OUTDATED): TransferState.RESOLVING,
     (TransferState.QUEUED, TransferEvent.PLACED): TransferState.RECEIVING,
     (TransferState.QUEUED, TransferEvent.FAIL): TransferState.OVER,
     (TransferState.RECEIVING, TransferEvent.LANDED): TransferState.READY,

@@ -36,7 +36,7 @@ class Placement:
 
     def never(self, transfers: list[Transfer]) -> Failure | None:
         """Why ``transfers`` can never all be in the slab at once, or None."""
-        total = sum(-(-t.nbytes // ALIGNMENT) * ALIGNMENT for t in transfers)
+        total = sum(max(1, -(-t.nbytes // ALIGNMENT)) * ALIGNMENT for t in transfers)
         if self.slab.fits(total):
             return None
         return Failure(
