@@ -11,11 +11,13 @@ incarnation at the writer's endpoint (its process is gone) and the transport's f
 """
 
 import enum
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from epd_connector.core.deadlines import Deadlines
 from epd_connector.core.effects import Effect, Hangup, Send, TellHead
+from epd_connector.core.tombstones import Tombstones
 from epd_connector.errors import Code, Failure
 from epd_connector.protocol.frames import (
     AnyFrame,
@@ -40,6 +42,8 @@ from epd_connector.stats import Counters
 
 IDLE_HANGUP_S = 60.0
 """Seconds after which the connection to an encode rank without open rooms is closed."""
+MAX_DEAD = 4096
+"""Processes of encode ranks that are remembered to be gone."""
 _FIRST_RETRY_S = 2.0
 _LAST_RETRY_S = 16.0
 
@@ -166,13 +170,16 @@ class ReceiveRoom:
 
 @dataclass(slots=True, eq=False)
 class Sender:
-    """An encode rank as a prefill rank knows it. ``silent``: its rooms have been failed."""
+    """A process of an encode rank as a prefill rank knows it.
+
+    ``silent``: rooms that it does not answer for fail without waiting for long.
+    """
 
     endpoint: str
     incarnation: int
     heard: float
     silent: bool = False
-    rooms: set[ReceiveRoom] = field(default_factory=set)
+    rooms: dict[int, ReceiveRoom] = field(default_factory=dict)
 
 
 class PrefillRank:
@@ -182,10 +189,12 @@ class PrefillRank:
         self.settings = settings
         self.counters = Counters()
         self._rooms: dict[int, ReceiveRoom] = {}
-        self._senders: dict[str, Sender] = {}
+        self._senders: dict[str, dict[int, Sender]] = {}
+        self._dead: Tombstones[int, None] = Tombstones(MAX_DEAD, math.inf)
+        self._released: Tombstones[int, None] = Tombstones(settings.max_rooms, math.inf)
         self._retries: Deadlines[int] = Deadlines()
         self._fences: Deadlines[int] = Deadlines()
-        self._beats: Deadlines[str] = Deadlines()
+        self._beats: Deadlines[Sender] = Deadlines()
         self._grant_serial = 0
         self._now = 0.0
         self._effects: list[Effect] = []
@@ -224,7 +233,8 @@ class PrefillRank:
     def check(self) -> None:
         """Holds the invariants. Raises AssertionError."""
         fenced = {room for room in self._rooms.values() if room.state is RoomState.FENCED}
-        of_senders = {room for sender in self._senders.values() for room in sender.rooms}
+        senders = [sender for known in self._senders.values() for sender in known.values()]
+        of_senders = {room for sender in senders for room in sender.rooms.values()}
         assert of_senders == set(self._rooms.values()) - fenced
         over = (RoomState.LANDED, RoomState.RELEASED)
         assert all(room.state not in over for room in self._rooms.values())
@@ -235,6 +245,7 @@ class PrefillRank:
         frame, settings = event.frame, self.settings
         if frame.room in self._rooms:
             return
+        self._released.remove(frame.room)
         if event.transport is None:
             names = ", ".join(sorted(settings.sessions)) or "none"
             reason = f"this rank and the encode rank share no transport (here: {names})"
@@ -245,10 +256,13 @@ class PrefillRank:
             self._reject(frame.room, Failure(Code.OVERLOADED, reason))
             return
         address = frame.senders[serving_rank(settings.rank, settings.ranks, len(frame.senders))]
+        if address.incarnation in self._dead:
+            self._reject(frame.room, Failure(Code.STALE, f"{address.endpoint} was restarted"))
+            return
         sender = self._greet(address.endpoint, address.incarnation)
         room = ReceiveRoom(frame, self._grant(frame, event.transport), sender)
         self._rooms[frame.room] = room
-        sender.rooms.add(room)
+        sender.rooms[frame.room] = room
         self._send(sender, room.grant)
         self._retries.set(frame.room, self._now + room.retry_s)
 
@@ -273,21 +287,23 @@ class PrefillRank:
 
     def _reject(self, room: int, failure: Failure) -> None:
         self._tell(RoomFailed(room, failure))
-        self._tell(RoomReleased(room))
+        self._tell_released(room)
 
     def _greet(self, endpoint: str, incarnation: int) -> Sender:
-        """The encode rank at ``endpoint``, told who this rank is if it was not yet."""
-        sender = self._senders.get(endpoint)
-        if sender is not None and sender.incarnation != incarnation:
-            self._bury(sender, Failure(Code.STALE, f"{endpoint} was restarted"))
-            sender = None
+        """The encode rank at ``endpoint``, told who this rank is if it was not yet.
+
+        The head may know of an older or a newer process there than this rank does: which
+        of them is gone, only a frame from the other proves.
+        """
+        known = self._senders.setdefault(endpoint, {})
+        sender = known.get(incarnation)
         if sender is None:
-            sender = self._senders[endpoint] = Sender(endpoint, incarnation, self._now)
+            sender = known[incarnation] = Sender(endpoint, incarnation, self._now)
             self._send(sender, self._hello())
         elif not sender.rooms:
             # What was heard long ago says nothing; the clock starts with the new grant.
             sender.heard = self._now
-        self._beats.set(endpoint, self._now + self.settings.heartbeat_s)
+        self._beats.set(sender, self._now + self.settings.heartbeat_s)
         return sender
 
     def _hello(self) -> Hello:
@@ -297,7 +313,7 @@ class PrefillRank:
     def _on_abandoned(self, number: int) -> None:
         room = self._rooms.get(number)
         if room is None:
-            self._tell(RoomReleased(number))
+            self._tell_released(number)
         elif self._move(room, RoomEvent.ABANDON):
             self._send(room.sender, Cancel(number, room.grant.grant))
             room.retry_s = _FIRST_RETRY_S
@@ -306,12 +322,16 @@ class PrefillRank:
     # --- what encode ranks say --------------------------------------------------------
 
     def _on_sender(self, event: FromSender) -> None:
-        sender = self._senders.get(event.endpoint)
-        if sender is None or event.addressee not in (0, self.settings.incarnation):
+        mine = event.addressee in (0, self.settings.incarnation)
+        if not mine or event.sender in self._dead:
             self.counters.add("frames_stale")
             return
-        if event.sender != sender.incarnation:
-            self._bury(sender, Failure(Code.STALE, f"{event.endpoint} was restarted"))
+        known = self._senders.get(event.endpoint, {})
+        for other in [other for other in known.values() if other.incarnation != event.sender]:
+            self._bury(other, Failure(Code.STALE, f"{event.endpoint} was restarted"))
+        sender = known.get(event.sender)
+        if sender is None:
+            self.counters.add("frames_stale")
             return
         self._hear(sender)
         match event.frame:
@@ -343,28 +363,38 @@ class PrefillRank:
             return
         # A network that was cut has healed: the regions it held back can be had again.
         sender.silent = False
+        self._beats.set(sender, self._now + self.settings.heartbeat_s)
         self._send(sender, self._hello())
-        for room in list(sender.rooms):
+        for room in list(sender.rooms.values()):
             if self._move(room, RoomEvent.RETURN):
                 self._send(sender, Cancel(room.frame.room, room.grant.grant))
                 self._retries.set(room.frame.room, self._now + _FIRST_RETRY_S)
 
     def _bury(self, sender: Sender, failure: Failure) -> None:
         """The process behind ``sender`` is gone: what it was granted is safe after the fence."""
-        del self._senders[sender.endpoint]
-        self._beats.clear(sender.endpoint)
+        self._drop(sender)
+        self._dead.bury(sender.incarnation, None, self._now)
         self.counters.add("peers_lost")
-        for room in list(sender.rooms):
+        for room in list(sender.rooms.values()):
             self._retries.clear(room.frame.room)
             fence = self.settings.fences.get(room.grant.transport, 0.0)
             self._fences.set(room.frame.room, self._now + fence)
             self._end(room, RoomEvent.DEATH, failure)
 
+    def _drop(self, sender: Sender) -> bool:
+        """Forgets ``sender``; whether nobody else is known at its endpoint."""
+        self._beats.clear(sender)
+        known = self._senders[sender.endpoint]
+        del known[sender.incarnation]
+        if not known:
+            del self._senders[sender.endpoint]
+        return not known
+
     # --- time -------------------------------------------------------------------------
 
     def _on_tick(self) -> None:
-        for endpoint in self._beats.expired(self._now):
-            self._beat(self._senders[endpoint])
+        for sender in self._beats.expired(self._now):
+            self._beat(sender)
         for number in self._retries.expired(self._now):
             self._retry(self._rooms[number])
         for number in self._fences.expired(self._now):
@@ -374,26 +404,27 @@ class PrefillRank:
         silence = self._now - sender.heard
         if not sender.rooms:
             if silence >= IDLE_HANGUP_S:
-                del self._senders[sender.endpoint]
-                self._effects.append(Hangup(sender.endpoint))
+                if self._drop(sender):
+                    self._effects.append(Hangup(sender.endpoint))
                 return
-            self._beats.set(sender.endpoint, sender.heard + IDLE_HANGUP_S)
+            self._beats.set(sender, sender.heard + IDLE_HANGUP_S)
             return
-        if silence >= self.settings.peer_timeout_s and not sender.silent:
+        if silence >= self.settings.peer_timeout_s:
             self._silence(sender)
         self._send(sender, Ping())
         pause = self.settings.peer_timeout_s if sender.silent else self.settings.heartbeat_s
-        self._beats.set(sender.endpoint, self._now + pause)
+        self._beats.set(sender, self._now + pause)
 
     def _silence(self, sender: Sender) -> None:
+        if not sender.silent:
+            self.counters.add("peers_lost")
         sender.silent = True
-        self.counters.add("peers_lost")
         failure = Failure(
             Code.PEER_DEAD,
             f"encode rank at {sender.endpoint} was silent for "
             f"{self.settings.peer_timeout_s} s (peer_timeout_s)",
         )
-        for room in list(sender.rooms):
+        for room in list(sender.rooms.values()):
             self._retries.clear(room.frame.room)
             self._end(room, RoomEvent.SILENCE, failure)
 
@@ -420,7 +451,7 @@ class PrefillRank:
         if room.state is RoomState.LANDED:
             self._tell(RoomLanded(room.frame.room, room.grant.nbytes))
         elif room.state is RoomState.RELEASED:
-            self._tell(RoomReleased(room.frame.room))
+            self._tell_released(room.frame.room)
         if room.state in (RoomState.LANDED, RoomState.RELEASED):
             self._forget(room)
 
@@ -428,7 +459,7 @@ class PrefillRank:
         del self._rooms[room.frame.room]
         self._retries.clear(room.frame.room)
         self._fences.clear(room.frame.room)
-        room.sender.rooms.discard(room)
+        room.sender.rooms.pop(room.frame.room, None)
 
     def _move(self, room: ReceiveRoom, event: RoomEvent) -> bool:
         """The one place that moves a room; False where the table has no such step."""
@@ -440,6 +471,12 @@ class PrefillRank:
 
     def _send(self, sender: Sender, frame: AnyFrame) -> None:
         self._effects.append(Send(sender.endpoint, sender.incarnation, frame))
+
+    def _tell_released(self, room: int) -> None:
+        """Once for each time the room was opened: the head may open it again afterwards."""
+        if room not in self._released:
+            self._released.bury(room, None, self._now)
+            self._tell(RoomReleased(room))
 
     def _tell(self, frame: AnyFrame) -> None:
         self._effects.append(TellHead(frame))

@@ -35,6 +35,10 @@ class Tombstones(Generic[K, V]):
         entry = self._entries.get(key)
         return None if entry is None else entry[1]
 
+    def remove(self, key: K) -> None:
+        """Forgets ``key``, if it is remembered."""
+        self._entries.pop(key, None)
+
     def forget(self, now: float) -> None:
         """Drops what is older than ``keep_s``."""
         while self._entries:

@@ -39,3 +39,11 @@ def test_burying_again_starts_the_time_again() -> None:
     tombs.forget(12.0)
     assert tombs.find(1) == "c"
     assert 2 not in tombs
+
+
+def test_what_was_removed_is_not_found() -> None:
+    tombs: Tombstones[int, str] = Tombstones(limit=9, keep_s=10.0)
+    tombs.bury(1, "a", 0.0)
+    tombs.remove(1)
+    tombs.remove(2)
+    assert 1 not in tombs
