@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`epd demo`: a picture through two engines of this machine, compared with one engine alone.
+
+Owns the options, the order of events and the end of the engines. What the findings mean is
+`cli/demo_report.py`'s; how an engine is started is `testing/engines.py`'s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+
+from epd_connector.cli.demo_report import Answer, Findings, as_json, problems, table, verdict
+from epd_connector.errors import EPDError
+from epd_connector.protocol.frames import Report
+from epd_connector.runtime.report import fetch_report
+from epd_connector.testing import pictures
+from epd_connector.testing.chat import ChatResult, JSONValue, item_parts, user_message
+from epd_connector.testing.engines import (
+    EngineError,
+    EngineProcess,
+    EngineSpec,
+    connector_spec,
+    run_pair,
+    running,
+    wait_until,
+)
+
+PROMPT = "What is in this picture?"
+TOKENS = 32
+START_TIMEOUT_S = 600.0
+REQUEST_TIMEOUT_S = 300.0
+REPORT_TIMEOUT_S = 5.0
+SETTLE_S = 10.0
+EXIT_INTERRUPTED = 130
+# Enough for the built model's embeddings, and fits where /dev/shm has a container's 64 MB.
+TINY_SLABS: Mapping[str, JSONValue] = {"send_slab_bytes": "32MiB", "receive_slab_bytes": "32MiB"}
+
+
+class DemoError(EPDError):
+    """The demo cannot go on; the message says why."""
+
+
+@dataclass(frozen=True)
+class Engines:
+    """The running engines of one demo."""
+
+    monolithic: EngineProcess
+    encode: EngineProcess
+    prefill: EngineProcess
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `epd demo`."""
+    parser.add_argument(
+        "--image",
+        type=Path,
+        metavar="FILE",
+        help="the picture to send; default: one that comes with an installed package, or drawn",
+    )
+    parser.add_argument(
+        "--model",
+        type=Path,
+        metavar="DIR",
+        help="a vision-language model; default: a tiny one with random weights, made on the spot",
+    )
+    parser.add_argument(
+        "--transport", choices=("shm", "mooncake"), default="shm", help="default: %(default)s"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the findings here")
+    parser.add_argument(
+        "--keep-logs", type=Path, metavar="DIR", help="write the engines' logs here and keep them"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the demo, print its table and verdict; 0 if it passed, 1 if not, 130 if interrupted."""
+    found = Findings(transport=args.transport)
+    try:
+        with _terminated_as_interrupted():
+            found = demonstrate(args, _say)
+    except KeyboardInterrupt:
+        _say("demo: FAIL interrupted")
+        return EXIT_INTERRUPTED
+    except (EPDError, EngineError, OSError, ValueError) as error:
+        reason, _, detail = str(error).partition("\n")
+        if detail:
+            _say(detail)
+        return _finish(args, found, [reason or repr(error)])
+    _say("")
+    _say(table(found))
+    return _finish(args, found, problems(found))
+
+
+def _finish(args: argparse.Namespace, found: Findings, reasons: list[str]) -> int:
+    if args.json is not None:
+        try:
+            args.json.write_text(json.dumps(as_json(found), indent=2) + "\n")
+        except OSError as error:
+            reasons = [*reasons, f"cannot write {args.json}: {error.strerror}"]
+    _say(verdict(reasons, found))
+    return 1 if reasons else 0
+
+
+def demonstrate(args: argparse.Namespace, say: Callable[[str], None]) -> Findings:
+    """Start the engines, send the pictures both ways, stop the engines, return what was found.
+
+    Raises DemoError, EngineError, OSError or ValueError; the engines are stopped then too.
+    """
+    with contextlib.ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="epd-demo-")))
+        source, picture = _picture(args.image)
+        say(f"picture: {source}")
+        model = _model(args.model, scratch, say)
+        logs = args.keep_logs or scratch / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        specs = engine_specs(model, args.transport, tiny=args.model is None)
+        started = running(specs, logs, timeout_s=START_TIMEOUT_S, progress=Progress(say))
+        engines = Engines(*stack.enter_context(started))
+        say("sending pictures both ways")
+        return compare(engines, picture, Findings(transport=args.transport))
+
+
+def engine_specs(model: Path, transport: str, *, tiny: bool) -> list[EngineSpec]:
+    """The monolithic, the encode and the prefill engine, in this order."""
+    extra: dict[str, JSONValue] = {"transport": transport, **(TINY_SLABS if tiny else {})}
+    return [
+        EngineSpec("monolithic", model),
+        connector_spec("encode", model, "ec_producer", extra),
+        connector_spec("prefill", model, "ec_consumer", extra),
+    ]
+
+
+def compare(engines: Engines, picture: str, found: Findings) -> Findings:
+    """Another picture first, which warms the engines up, then the picture; both in both ways."""
+    other = pictures.noise_like(picture, seed=0)
+    found = replace(
+        found, other_monolithic=_alone(engines, other), other_epd=_disaggregated(engines, other)
+    )
+    encode_before, prefill_before = _settled(engines, items=1)
+    alone, apart = _alone(engines, picture), _disaggregated(engines, picture)
+    encode, prefill = _settled(engines, items=2)
+    return replace(
+        found,
+        monolithic=alone,
+        epd=apart,
+        items=len(item_parts(user_message(PROMPT, [picture]))),
+        published=_grown(prefill_before, prefill, "items_published"),
+        embedding_bytes=_grown(prefill_before, prefill, "bytes_landed"),
+        sent_bytes=_grown(encode_before, encode, "bytes_sent"),
+        encoded_to_landed_s=encode.encoded_to_landed_s[len(encode_before.encoded_to_landed_s) :],
+    )
+
+
+def _alone(engines: Engines, picture: str) -> Answer:
+    engine = engines.monolithic
+    result = engine.chat(
+        user_message(PROMPT, [picture]),
+        stream=True,
+        timeout_s=REQUEST_TIMEOUT_S,
+        max_tokens=TOKENS,
+    )
+    return _answer(engine, result)
+
+
+def _disaggregated(engines: Engines, picture: str) -> Answer:
+    result = run_pair(
+        engines.encode,
+        engines.prefill,
+        user_message(PROMPT, [picture]),
+        stream=True,
+        fields={"max_tokens": TOKENS},
+    )
+    for encoded in result.encodes:
+        _answer(engines.encode, encoded)
+    return _answer(engines.prefill, result.prefill)
+
+
+def _answer(engine: EngineProcess, result: ChatResult) -> Answer:
+    """What the engine answered; DemoError with the tail of its log if it refused or failed."""
+    if result.ok:
+        return Answer(result.token_ids, result.ttft_s)
+    reason = result.error or f"finish reason {result.finish_reason!r}"
+    first = reason.splitlines()[0]
+    raise DemoError(f"engine {engine.name} answered {result.status}: {first}\n{engine.log_tail()}")
+
+
+def _settled(engines: Engines, items: int) -> tuple[Report, Report]:
+    """The reports of the encode and the prefill engine once both count `items` items.
+
+    Counts reach an engine's head a moment after its answer. Bounded: reports that stay behind are
+    returned as they are, and judged.
+    """
+    encode = prefill = None
+
+    def complete() -> bool:
+        nonlocal encode, prefill
+        encode = fetch_report(engines.encode.control_address, REPORT_TIMEOUT_S)
+        prefill = fetch_report(engines.prefill.control_address, REPORT_TIMEOUT_S)
+        published = prefill.counters.get("items_published", 0)
+        return len(encode.encoded_to_landed_s) >= items and published >= items
+
+    wait_until(complete, SETTLE_S)
+    assert encode is not None
+    assert prefill is not None
+    return encode, prefill
+
+
+def _grown(before: Report, after: Report, counter: str) -> int:
+    return int(after.counters.get(counter, 0) - before.counters.get(counter, 0))
+
+
+def _picture(image: Path | None) -> tuple[str, str]:
+    if image is None:
+        return pictures.default_picture()
+    return str(image), pictures.file_url(image)
+
+
+def _model(model: Path | None, scratch: Path, say: Callable[[str], None]) -> Path:
+    if model is not None:
+        if not (model / "config.json").is_file():
+            raise DemoError(f"{model} holds no model: config.json is missing")
+        return model
+    say("making a tiny DeepStack model with random weights")
+    # Set before transformers is first imported: nothing here needs a network.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from epd_connector.testing.tiny_models import ModelKind, build
+
+    return build(ModelKind.QWEN3_VL, scratch / "model")
+
+
+class Progress:
+    """Says which engines are up: at each change, and every five seconds."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._said: dict[str, bool] = {}
+        self._next_s = 0.0
+
+    def __call__(self, up: Mapping[str, bool], elapsed_s: float) -> None:
+        if up == self._said and elapsed_s < self._next_s:
+            return
+        self._said, self._next_s = dict(up), elapsed_s + 5.0
+        states = ", ".join(f"{name} {'up' if ready else 'starting'}" for name, ready in up.items())
+        self._say(f"{elapsed_s:4.0f} s  {states}")
+
+
+def _say(line: str) -> None:
+    # Flushed: a pipe would otherwise hold the progress back until the end.
+    print(line, flush=True)
+
+
+@contextlib.contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Within, SIGTERM ends the demo as Ctrl-C does: the engines are stopped first."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
