@@ -449,6 +449,7 @@ class PrefillRank:
             assert failure is not None
             self._tell(RoomFailed(room.frame.room, failure))
         if room.state is RoomState.LANDED:
+            self.counters.add("bytes_landed", room.grant.nbytes)
             self._tell(RoomLanded(room.frame.room, room.grant.nbytes))
         elif room.state is RoomState.RELEASED:
             self._tell_released(room.frame.room)
