@@ -5,7 +5,7 @@ import itertools
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Protocol
 
 import pytest
@@ -14,9 +14,7 @@ from epd_connector.errors import LinkError
 from epd_connector.link.base import Link, PeerId
 from epd_connector.link.zmq_link import ZmqLink
 from epd_connector.testing.memory_link import MemoryNetwork
-
-PATIENCE_S = 30.0
-Frames = list[tuple[PeerId, bytes]]
+from tests.contract.link_cases import PATIENCE_S, Frames, gather, until
 
 
 class World(Protocol):
@@ -76,26 +74,6 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
     )
     yield made
     made.close()
-
-
-def gather(link: Link, count: int) -> Frames:
-    """The next ``count`` frames or more; fails if they do not come."""
-    frames: Frames = []
-    deadline = time.monotonic() + PATIENCE_S
-    while len(frames) < count:
-        assert time.monotonic() < deadline, f"{len(frames)} of {count} frames came"
-        frames += link.wait(0.05)
-    return frames
-
-
-def until(link: Link, condition: Callable[[], bool]) -> Frames:
-    """Keep ``link`` going until ``condition`` holds; returns what it received meanwhile."""
-    frames: Frames = []
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        frames += link.wait(0.01)
-    return frames
 
 
 def pair(world: World) -> tuple[Link, Link, PeerId, PeerId]:
