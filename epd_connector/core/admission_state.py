@@ -1,17 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a prefill head remembers: requests, items, transfers, and the transfer's life.
 
-Owns the events, the records and the table of transitions of ``admission.PrefillHead``;
-decides nothing.
+Owns the settings, the events, the records and the table of transitions of
+``admission.PrefillHead``; decides nothing.
 """
 
 import enum
 from collections import deque
 from dataclasses import dataclass, field
 
+from epd_connector.core.topology import Expected
 from epd_connector.errors import Failure
 from epd_connector.memory.slab import Region
 from epd_connector.protocol.frames import AnyFrame, Identity
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionSettings:
+    """What a prefill head is configured with. Times in seconds, sizes in bytes.
+
+    ``sharded``: ranks receive shards of rows instead of whole items.
+    """
+
+    ranks: int
+    slab_nbytes: int
+    sharded: bool
+    receive_timeout_s: float
+    resolve_timeout_s: float
+    encode_locally: bool
+    max_rooms: int
+    expected: Expected
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,3 +247,21 @@ class Request:
     deadline: float | None = None
     asked: float = 0.0
     failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """The item has landed, or another attempt to receive it has begun."""
+
+    item: Item
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """No room is left that could bring the item to those who wait for it."""
+
+    item: Item
+    failure: Failure
+
+
+News = Changed | Lost

@@ -79,7 +79,7 @@ def identity(
 
 def item(
     hash: str,
-    room: int,
+    room: int | None,
     rows: int = 4,
     *,
     address: str = HERE,

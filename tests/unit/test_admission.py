@@ -285,6 +285,12 @@ def test_a_request_that_failed_on_one_item_starts_nothing_for_the_next() -> None
     assert head.leave("r") == []
 
 
+def test_nothing_is_asked_for_a_request_that_has_failed() -> None:
+    head = known()
+    items = (item("a", 5, rows=33), item("b", 6, address="other:1"))
+    assert asked(head.start("r", *items)) == []
+
+
 @pytest.mark.parametrize("frame", [RoomFailed(5, Failure(Code.INTERNAL, "?")), RoomReleased(5)])
 def test_an_item_that_has_landed_cannot_fail(frame: RoomFailed | RoomReleased) -> None:
     head = known()

@@ -264,6 +264,15 @@ def test_a_deadline_names_the_engine_that_is_being_asked() -> None:
     assert "did not say who it is" in failed(head.wait(2, "r"))["r"].reason
 
 
+def test_two_deadlines_at_once_fail_the_request_once() -> None:
+    head = known()
+    head.start("r", item("a", 5))
+    head.wait(55, "r")
+    head.fail(5, Code.STALE)
+    head.release(5)
+    assert list(failed(head.wait(5, "r"))) == ["r"]
+
+
 def test_a_deadline_runs_from_the_first_item() -> None:
     head = known()
     head.start("r", item("a", 5))

@@ -16,6 +16,7 @@ from tests.unit.admission_harness import (
     failed,
     item,
     known,
+    local,
     rooms_opened,
     settings,
     skipped,
@@ -88,6 +89,22 @@ def test_a_uuid_that_names_two_items_is_the_clients_fault() -> None:
     assert "7 tokens" in failure.reason
     head.land(5)
     assert head.state("one") is READY
+
+
+def test_an_item_without_a_room_is_taken_from_whoever_brought_one() -> None:
+    head = known()
+    head.start("one", item("a", 5))
+    head.start("two", item("a", None))
+    head.land(5)
+    assert head.state("two") is READY
+
+
+def test_an_item_without_a_room_that_nobody_brought_fails_clearly() -> None:
+    head = known(settings(encode_locally=True))
+    effects = head.start("r", item("a", None), item("b", None, encodable=True))
+    assert failed(effects)["r"].code is Code.BAD_REQUEST
+    assert "names no room" in failed(effects)["r"].reason
+    assert local(head.start("s", item("b", None, encodable=True))) == [("s", "b")]
 
 
 # --- cached and spared --------------------------------------------------------------------

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a prefill head says about a transfer: to its ranks, and to people.
+
+Owns wording and frames; decides nothing.
+"""
+
+from epd_connector.core.admission_state import AdmissionSettings, Item, Transfer, TransferState
+from epd_connector.errors import Code, Failure
+from epd_connector.protocol.frames import Identity, Open
+
+
+def open_frame(transfer: Transfer) -> Open:
+    """Every rank is to receive ``transfer``, which has its engine and its memory."""
+    assert transfer.identity is not None
+    assert transfer.region is not None
+    item, identity = transfer.item, transfer.identity
+    return Open(
+        room=transfer.ticket.room,
+        rows=item.rows,
+        width=identity.widths[item.modality],
+        dtype=identity.dtype,
+        itemsize=identity.itemsize,
+        sharded=transfer.sharded,
+        offset=transfer.region.offset,
+        senders=identity.ranks,
+    )
+
+
+def where(transfer: Transfer) -> str:
+    """Room and address of ``transfer``."""
+    return f"room {transfer.ticket.room:016x} from {transfer.ticket.address}"
+
+
+def phase(transfer: Transfer, settings: AdmissionSettings) -> str:
+    """What ``transfer`` waited for until the deadline."""
+    limit = f"for {settings.receive_timeout_s} s (receive_timeout_s)"
+    match transfer.state:
+        case TransferState.RESOLVING:
+            what = f"the encode engine did not say who it is {limit}"
+        case TransferState.QUEUED:
+            what = (
+                f"no memory for {transfer.nbytes} bytes in the receive slab of "
+                f"{settings.slab_nbytes} bytes {limit}: raise receive_slab_bytes"
+            )
+        case TransferState.CLEARING:
+            what = f"an earlier attempt could still write {limit}"
+        case _:
+            missing = sorted(set(range(settings.ranks)) - transfer.landed)
+            what = f"rows had not landed on ranks {missing} {limit}"
+    return f"{where(transfer)}: {what}"
+
+
+def other_rows(item: Item, rows: int) -> Failure:
+    """Two prompts disagree about the size of one item."""
+    reason = f"item {item.hash[:16]} has {item.rows} rows here and {rows} tokens in this prompt"
+    return Failure(Code.BAD_REQUEST, f"{reason}: its uuid was reused")
+
+
+def no_room(item: Item) -> Failure:
+    """Nobody who waits for ``item`` has brought a room that was not used yet."""
+    specs = [request.specs[item.hash] for request in item.wanted_by.values()]
+    if all(spec.room is None for spec in specs):
+        reason = f"item {item.hash[:16]} is not held here, and the request names no room for it"
+        return Failure(Code.BAD_REQUEST, f"{reason} (null in ec_transfer_params)")
+    reason = f"item {item.hash[:16]} was received before and is gone, and its room is used:"
+    return Failure(Code.CANCELLED, f"{reason} send the request again")
+
+
+def no_tower(transfer: Transfer, identity: Identity) -> Failure:
+    """The encode engine does not encode items of this modality."""
+    names = ", ".join(sorted(identity.widths))
+    reason = f"encode engine at {transfer.ticket.address} encodes {names}"
+    return Failure(Code.MISMATCH, f"{reason}, not {transfer.item.modality}")
+
+
+def too_many(rooms: int) -> Failure:
+    """The table of transfers is full."""
+    return Failure(
+        Code.OVERLOADED, f"{rooms} rooms are open on this prefill engine: raise max_rooms"
+    )
