@@ -176,7 +176,7 @@ class TransferDesk:
             failure = self._begin(transfer)
             if failure is None:
                 return
-            self._discard(transfer, failure)
+            failure = self._discard(transfer, failure)
         self.news.append(Lost(item, failure or words.no_room(item)))
 
     def _take_ticket(self, item: Item) -> Ticket | None:
@@ -293,8 +293,7 @@ class TransferDesk:
         if transfer.state is TransferState.CLEARING:
             return
         transfer.again = failure.code is Code.STALE and transfer.attempt == 0
-        reason = f"{words.where(transfer)}, rank {rank}: {failure.reason}"
-        self._fail(transfer, Failure(failure.code, reason))
+        self._fail(transfer, Failure(failure.code, f"rank {rank}: {failure.reason}"))
 
     def _loaded(self, transfer: Transfer, rank: int) -> None:
         left = transfer.loads.get(rank, 0) - 1
@@ -320,14 +319,17 @@ class TransferDesk:
 
     def _fail(self, transfer: Transfer, failure: Failure) -> None:
         """This attempt failed: try another room, or tell everybody who waits, once."""
-        self._discard(transfer, failure)
+        named = self._discard(transfer, failure)
         if not transfer.again:
-            self._start(transfer.item, failure)
+            self._start(transfer.item, named)
 
-    def _discard(self, transfer: Transfer, failure: Failure) -> None:
+    def _discard(self, transfer: Transfer, failure: Failure) -> Failure:
+        """Ends a failed attempt; its failure, with the room and the encode engine named."""
+        named = Failure(failure.code, f"{words.where(transfer)}: {failure.reason}")
         self._counters.add("rooms_failed")
-        self._effects.append(Noted(f"room {transfer.ticket.room:016x}", failure))
+        self._effects.append(Noted(f"item {transfer.item.hash[:16]}", named))
         self._end(transfer)
+        return named
 
     def _cancel(self, transfer: Transfer) -> None:
         """Nobody wants what ``transfer`` brings."""
