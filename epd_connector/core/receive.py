@@ -403,11 +403,11 @@ class PrefillRank:
     def _beat(self, sender: Sender) -> None:
         silence = self._now - sender.heard
         if not sender.rooms:
-            if silence >= IDLE_HANGUP_S:
-                if self._drop(sender):
-                    self._effects.append(Hangup(sender.endpoint))
-                return
-            self._beats.set(sender, sender.heard + IDLE_HANGUP_S)
+            hangup_at = sender.heard + IDLE_HANGUP_S
+            if self._now < hangup_at:
+                self._beats.set(sender, hangup_at)
+            elif self._drop(sender):
+                self._effects.append(Hangup(sender.endpoint))
             return
         if silence >= self.settings.peer_timeout_s:
             self._silence(sender)
