@@ -20,6 +20,7 @@ from types import FrameType
 
 from epd_connector.cli.demo_report import Answer, Findings, as_json, problems, table, verdict
 from epd_connector.errors import EPDError
+from epd_connector.memory.segment import sweep_stale_segments
 from epd_connector.protocol.frames import Report
 from epd_connector.runtime.report import fetch_report
 from epd_connector.testing import pictures
@@ -117,16 +118,18 @@ def demonstrate(args: argparse.Namespace, say: Callable[[str], None]) -> Finding
     """
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="epd-demo-")))
-        source, picture = _picture(args.image)
+        source, picture, other = _pictures(args.image)
         say(f"picture: {source}")
         model = _model(args.model, scratch, say)
         logs = args.keep_logs or scratch / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         specs = engine_specs(model, args.transport, tiny=args.model is None)
+        # The host's server kills its workers, which then cannot remove their shared memory.
+        stack.callback(sweep_stale_segments)
         started = running(specs, logs, timeout_s=START_TIMEOUT_S, progress=Progress(say))
         engines = Engines(*stack.enter_context(started))
         say("sending pictures both ways")
-        return compare(engines, picture, Findings(transport=args.transport))
+        return compare(engines, picture, other, Findings(transport=args.transport))
 
 
 def engine_specs(model: Path, transport: str, *, tiny: bool) -> list[EngineSpec]:
@@ -139,9 +142,8 @@ def engine_specs(model: Path, transport: str, *, tiny: bool) -> list[EngineSpec]
     ]
 
 
-def compare(engines: Engines, picture: str, found: Findings) -> Findings:
-    """Another picture first, which warms the engines up, then the picture; both in both ways."""
-    other = pictures.noise_like(picture, seed=0)
+def compare(engines: Engines, picture: str, other: str, found: Findings) -> Findings:
+    """The other picture first, which warms the engines up, then the picture; both in both ways."""
     found = replace(
         found, other_monolithic=_alone(engines, other), other_epd=_disaggregated(engines, other)
     )
@@ -218,10 +220,20 @@ def _grown(before: Report, after: Report, counter: str) -> int:
     return int(after.counters.get(counter, 0) - before.counters.get(counter, 0))
 
 
-def _picture(image: Path | None) -> tuple[str, str]:
+def _pictures(image: Path | None) -> tuple[str, str, str]:
+    """Where the picture comes from, the picture, and another one; both as data URLs."""
     if image is None:
-        return pictures.default_picture()
-    return str(image), pictures.file_url(image)
+        source, picture = pictures.default_picture()
+        return source, picture, pictures.noise_like(picture, seed=0)
+    try:
+        picture = pictures.file_url(image)
+        return str(image), picture, pictures.noise_like(picture, seed=0)
+    except FileNotFoundError as error:
+        raise DemoError(f"--image {image}: there is no such file") from error
+    except (OSError, ValueError) as error:
+        raise DemoError(
+            f"--image {image}: not a picture that Pillow can read; use a .jpg or .png file"
+        ) from error
 
 
 def _model(model: Path | None, scratch: Path, say: Callable[[str], None]) -> Path:

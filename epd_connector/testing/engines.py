@@ -35,6 +35,9 @@ BASE_FLAGS = (
     "--disable-uvicorn-access-log",
     "--enable-prompt-tokens-details",
 )
+GRACEFUL = ("--shutdown-timeout=15",)
+"""Lets the host's workers close what they hold, in about 8 s; by default its server kills them."""
+
 BASE_ENV: Mapping[str, str] = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "HF_HUB_OFFLINE": "1",
@@ -47,6 +50,8 @@ V2_RUNNER_ENV: Mapping[str, str] = {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_
 """Puts one consumer on the host's second model runner, whose kernels are then interpreted."""
 
 CONNECTOR = "EPDConnector"
+# Written by the hundred when a process ends.
+_LOG_NOISE = (" - leaked ", " - ... skipped", "nanobind:", "See https://nanobind")
 _POLL_S = 0.2
 _TERM_S = 20.0
 _KILL_S = 10.0
@@ -183,30 +188,38 @@ class EngineProcess:
         return http.parse_metrics(http.get(self.address, "/metrics")[1])
 
     def log_tail(self, lines: int = 25) -> str:
-        """The last lines of the engine's log."""
+        """The last lines of the engine's log, without what a library says of its own leaks."""
         text = self.log_path.read_text(errors="replace").splitlines()
-        return "\n".join(text[-lines:])
+        told = [line for line in text if not line.startswith(_LOG_NOISE)]
+        return "\n".join(told[-lines:])
 
     def stop(self) -> None:
         """End the engine and every process it started; idempotent.
 
-        SIGTERM first, SIGKILL to what is left of its process group. Raises EngineError if even
-        that leaves a process.
+        SIGTERM to the server first, which ends the others in order; SIGKILL to what is left of
+        its process group. Raises EngineError if even that leaves a process.
         """
-        self._signal(signal.SIGTERM)
         try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_TERM_S)
+            self.terminate()
+            # Until all are gone, not the server alone: those that outlive it for a moment give
+            # back shared memory, which a SIGKILL now would leave behind.
+            wait_until(lambda: not group_members(self.pid), _TERM_S)
         finally:
             # Also when the wait is interrupted: an impatient Ctrl-C must not orphan the engine.
-            self._signal(signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_KILL_S)
+            self._signal_group(signal.SIGKILL)
         if not wait_until(lambda: not group_members(self.pid), _KILL_S):
             raise EngineError(f"engine {self.name} left processes {group_members(self.pid)}")
+        self._process.wait()
 
-    def _signal(self, number: signal.Signals) -> None:
-        # The leader's id names the group even after the leader itself was reaped, but only while
+    def terminate(self) -> None:
+        """Ask the engine to end, and do not wait; `stop` is needed all the same."""
+        if self.alive():
+            self._process.terminate()
+        else:
+            self._signal_group(signal.SIGTERM)
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        # The server's id names the group even after the server itself was reaped, but only while
         # a member lives: an empty group's id may be anyone's.
         if group_members(self.pid):
             with contextlib.suppress(ProcessLookupError):
@@ -234,6 +247,9 @@ def running(
     """
     with contextlib.ExitStack() as stack:
         engines = [stack.enter_context(EngineProcess(spec, log_directory)) for spec in specs]
+        # First on the way out: they then end side by side.
+        for engine in engines:
+            stack.callback(engine.terminate)
         started = time.monotonic()
         up = dict.fromkeys((engine.name for engine in engines), False)
         while not all(up.values()):

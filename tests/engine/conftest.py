@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from epd_connector.memory.segment import sweep_stale_segments
 from epd_connector.testing.tiny_models import ModelKind, build
 from tests.engine.fleet import Monolithics, Pairs
 
@@ -25,6 +26,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[ModelKind, Path]
     """Folders of the tiny models, by kind."""
     folder = tmp_path_factory.mktemp("models")
     return {kind: build(kind, folder / kind) for kind in ModelKind}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_segments_left() -> Iterator[None]:
+    """Removes the shared memory of workers that the host killed when their engine was stopped."""
+    yield
+    sweep_stale_segments()
 
 
 @pytest.fixture(scope="session")

@@ -69,9 +69,10 @@ def test_a_refused_request_says_why(engine: EngineProcess) -> None:
 
 
 def test_an_engine_that_cannot_start_shows_its_log_and_leaves_nothing(tmp_path: Path) -> None:
-    spec = EngineSpec("broken", tmp_path / "no-model")
+    spec = EngineSpec("broken", tmp_path, flags=("--no-such-flag",))
     with EngineProcess(spec, tmp_path) as engine:
-        with pytest.raises(EngineError, match=r"(?s)engine broken ended with code \d+\n.*no-model"):
+        message = r"(?s)engine broken ended with code \d+\n.*--no-such-flag"
+        with pytest.raises(EngineError, match=message):
             engine.wait_ready()
         pid = engine.pid
     assert group_members(pid) == []
