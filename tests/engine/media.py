@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages of engine tests that are not plain pictures."""
+
+from collections.abc import Mapping
+
+from epd_connector.testing.chat import ChatResult, JSONValue, Message
+
+
+def without_pixels(encoded: ChatResult, prompt: str) -> list[Message]:
+    """One user message with the items of an encode engine's answer, as metadata only."""
+    assert encoded.ec_transfer_params is not None
+    parts: list[JSONValue] = []
+    for identifier, described in encoded.ec_transfer_params.items():
+        assert isinstance(described, Mapping)
+        parts.append(
+            {"type": "image_embeds", "image_embeds": described["metadata"], "uuid": identifier}
+        )
+    parts.append({"type": "text", "text": prompt})
+    return [{"role": "user", "content": parts}]

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A consumer on the host's second model runner, whose kernels are interpreted here."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from epd_connector.testing.chat import user_message
+from epd_connector.testing.engines import V2_RUNNER_ENV
+from epd_connector.testing.pictures import random_picture
+from tests.engine.fleet import Monolithics, Pair, PairOptions, Pairs
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module")
+def pair(pairs: Pairs) -> Iterator[Pair]:
+    with pairs.start(PairOptions(prefill_env=V2_RUNNER_ENV)) as started:
+        yield started
+
+
+def test_the_consumer_runs_on_the_second_runner(pair: Pair) -> None:
+    assert "V2 Model Runner" in pair.prefill.log_path.read_text(errors="replace")
+
+
+@pytest.mark.parametrize(
+    "sizes", [[(160, 160)], [(120, 80), (64, 200)]], ids=["one image", "two images"]
+)
+def test_tokens_are_those_of_the_monolithic_engine(
+    pair: Pair, monolithics: Monolithics, sizes: list[tuple[int, int]]
+) -> None:
+    pictures = [random_picture(*size, seed=n) for n, size in enumerate(sizes)]
+    messages = user_message("On the second runner.", pictures)
+    before = pair.published()
+    result = pair.send(messages, max_tokens=6)
+    expected = monolithics.tokens(pair.options.kind, messages, max_tokens=6)
+    assert result.prefill.token_ids == expected
+    assert pair.published() == before + len(sizes)
