@@ -135,7 +135,7 @@ class RankRuntime:
         self._sender = sender
         self._receiver = receiver
         self._rows = rows
-        self._switch = Switchboard(link, codec, place.incarnation, self.counters)
+        self._switch = Switchboard(link, codec, place.incarnation, self.counters, kept=place.head)
         self._loop: Loop[RankPost] = Loop(f"epd-rank-{place.rank}", link, self)
         self._movers = Workers("epd-stage", threads=staging_threads, backlog=65536)
         self._writes: dict[tuple[str, int], int] = {}

@@ -6,6 +6,7 @@ Does not own the link's thread or any decision. Used by the loop's thread only.
 """
 
 import logging
+from collections import OrderedDict
 
 from epd_connector.errors import LinkError, ProtocolError
 from epd_connector.link.base import Link, PeerId
@@ -15,34 +16,51 @@ from epd_connector.stats import Counters
 
 logger = logging.getLogger(__name__)
 
+MAX_CONNECTIONS = 1024
+"""Endpoints connected to at a time; the one that was used longest ago makes room."""
 _LOGGED_MALFORMED = 10
 
 
 class Switchboard:
-    """Sends and reads envelopes for the process of incarnation ``incarnation``."""
+    """Sends and reads envelopes for the process of incarnation ``incarnation``.
 
-    def __init__(self, link: Link, codec: Codec, incarnation: int, counters: Counters) -> None:
+    ``kept``: an endpoint whose connection never makes room for another, since the peer
+    there could not find its way back over a new one.
+    """
+
+    def __init__(
+        self, link: Link, codec: Codec, incarnation: int, counters: Counters, *, kept: str = ""
+    ) -> None:
         self._link = link
         self._codec = codec
         self._incarnation = incarnation
         self._counters = counters
-        self._peers: dict[str, PeerId] = {}
+        self._kept = kept
+        self._peers: OrderedDict[str, PeerId] = OrderedDict()  # the one used last is last
         self._endpoints: dict[PeerId, str] = {}
 
     def send(self, endpoint: str, addressee: int, frame: AnyFrame) -> None:
         """Sends to whoever listens at ``endpoint``; connects first where it must."""
-        peer = self._peers.get(endpoint)
-        if peer is None:
-            try:
-                peer = self._link.connect(endpoint)
-            except LinkError as error:
-                # The machine that waits for an answer gives up by its own deadline.
-                self._counters.add("frames_dropped")
-                logger.warning("%s", error)
-                return
-            self._peers[endpoint] = peer
-            self._endpoints[peer] = endpoint
+        try:
+            peer = self._connected(endpoint)
+        except LinkError as error:
+            # The machine that waits for an answer gives up by its own deadline.
+            self._counters.add("frames_dropped")
+            logger.warning("%s", error)
+            return
         self.reply(peer, addressee, frame)
+
+    def _connected(self, endpoint: str) -> PeerId:
+        peer = self._peers.get(endpoint)
+        if peer is not None:
+            self._peers.move_to_end(endpoint)
+            return peer
+        if len(self._peers) >= MAX_CONNECTIONS:
+            self.hang_up(next(known for known in self._peers if known != self._kept))
+        peer = self._link.connect(endpoint)
+        self._peers[endpoint] = peer
+        self._endpoints[peer] = endpoint
+        return peer
 
     def reply(self, peer: PeerId, addressee: int, frame: AnyFrame) -> bool:
         """Sends to ``peer``; whether it could be queued. What could not is counted, too:
@@ -66,12 +84,15 @@ class Switchboard:
 
     def read(self, peer: PeerId, payload: bytes) -> Envelope | None:
         """The envelope in ``payload``; None for what is not one: counted, logged and dropped."""
+        source = self._endpoints.get(peer)
+        if source is not None:
+            self._peers.move_to_end(source)
         try:
             return self._codec.decode(payload)
         except ProtocolError as error:
             self._counters.add("frames_malformed")
             if self._counters.frames_malformed <= _LOGGED_MALFORMED:
-                sender = self._endpoints.get(peer, f"incoming peer {peer}")
+                sender = source or f"incoming peer {peer}"
                 logger.warning(
                     "dropped a frame of %d bytes from %s: %s", len(payload), sender, error
                 )

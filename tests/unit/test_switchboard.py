@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The switchboard: connections are made when needed, kept, bounded and hung up."""
+
+import logging
+
+import pytest
+
+from epd_connector.link.base import PeerId
+from epd_connector.protocol.codec import Codec
+from epd_connector.protocol.frames import Envelope, Ping, Pong
+from epd_connector.runtime import switchboard as switchboard_module
+from epd_connector.runtime.switchboard import Switchboard
+from epd_connector.stats import Counters
+from epd_connector.testing.memory_link import MemoryLink, MemoryNetwork
+
+ME = 7
+CODEC = Codec()
+
+
+class Side:
+    """A switchboard, and links that listen at endpoints of their own."""
+
+    def __init__(self, *, kept: str = "", send_queue: int = 4096, key: bytes | None = None) -> None:
+        self.network = MemoryNetwork()
+        self.link = self.network.link("here", send_queue=send_queue)
+        self.counters = Counters()
+        self.switch = Switchboard(self.link, Codec(key), ME, self.counters, kept=kept)
+
+    def listener(self, endpoint: str) -> MemoryLink:
+        link = self.network.link()
+        link.listen(endpoint)
+        return link
+
+    def connected(self, *endpoints: str) -> list[bool]:
+        """Whether each is connected to: an answer over that connection arrives."""
+        return [bool(self._answers(endpoint)) for endpoint in endpoints]
+
+    def _answers(self, endpoint: str) -> list[tuple[PeerId, bytes]]:
+        listener = self.listener(endpoint)
+        for peer, _ in listener.wait(0):
+            listener.send(peer, b"answer")
+        answers = self.link.wait(0)
+        listener.close()
+        return answers
+
+
+def test_an_endpoint_is_connected_to_once_and_frames_carry_both_incarnations() -> None:
+    side = Side()
+    listener = side.listener("tcp://there:1")
+    side.switch.send("tcp://there:1", 9, Ping())
+    side.switch.send("tcp://there:1", 9, Pong())
+    frames = listener.wait(0)
+    assert [CODEC.decode(payload) for _, payload in frames] == [
+        Envelope(ME, 9, Ping()),
+        Envelope(ME, 9, Pong()),
+    ]
+    assert len({peer for peer, _ in frames}) == 1
+
+
+def test_an_answer_is_of_the_endpoint_and_a_visitor_is_of_none() -> None:
+    side = Side()
+    listener, visitor = side.listener("tcp://there:1"), side.network.link()
+    side.link.listen("tcp://here:1")
+    side.switch.send("tcp://there:1", 0, Ping())
+    ((peer, _),) = listener.wait(0)
+    listener.send(peer, b"answer")
+    visitor.send(visitor.connect("tcp://here:1"), b"question")
+    sources = {payload: side.switch.endpoint_of(peer) for peer, payload in side.link.wait(0)}
+    assert sources == {b"answer": "tcp://there:1", b"question": None}
+
+
+def test_after_hanging_up_the_next_frame_connects_anew() -> None:
+    side = Side()
+    listener = side.listener("tcp://there:1")
+    side.switch.send("tcp://there:1", 0, Ping())
+    side.switch.hang_up("tcp://there:1")
+    side.switch.hang_up("tcp://there:1")
+    assert listener.wait(0) == []
+    side.switch.send("tcp://there:1", 0, Pong())
+    assert len(listener.wait(0)) == 1
+
+
+def test_the_connection_used_longest_ago_is_hung_up_when_there_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(switchboard_module, "MAX_CONNECTIONS", 2)
+    side = Side()
+    for endpoint in ("tcp://a:1", "tcp://b:1", "tcp://a:1", "tcp://c:1"):
+        side.switch.send(endpoint, 0, Ping())
+    assert side.connected("tcp://a:1", "tcp://b:1", "tcp://c:1") == [True, False, True]
+
+
+def test_hearing_from_a_peer_is_a_use_of_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(switchboard_module, "MAX_CONNECTIONS", 2)
+    side = Side()
+    side.switch.send("tcp://a:1", 0, Ping())
+    side.switch.send("tcp://b:1", 0, Ping())
+    side.switch.read(side.link.connect("tcp://a:1"), CODEC.encode(Envelope(1, ME, Pong())))
+    side.switch.send("tcp://c:1", 0, Ping())
+    assert side.connected("tcp://a:1", "tcp://b:1", "tcp://c:1") == [True, False, True]
+
+
+def test_the_kept_connection_never_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(switchboard_module, "MAX_CONNECTIONS", 2)
+    side = Side(kept="ipc://@head")
+    for endpoint in ("ipc://@head", "tcp://a:1", "tcp://b:1", "tcp://c:1"):
+        side.switch.send(endpoint, 0, Ping())
+    assert side.connected("ipc://@head", "tcp://a:1", "tcp://b:1", "tcp://c:1") == [
+        True,
+        False,
+        False,
+        True,
+    ]
+
+
+def test_what_cannot_be_queued_is_told_and_counted() -> None:
+    side = Side(send_queue=1)
+    peer = side.link.connect("tcp://there:1")
+    assert side.switch.reply(peer, 0, Ping())
+    assert not side.switch.reply(peer, 0, Ping())
+    assert side.counters.frames_dropped == 1
+
+
+def test_an_endpoint_that_is_none_is_logged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    side = Side()
+    side.switch.send("carrier-pigeon", 0, Ping())
+    assert side.counters.frames_dropped == 1
+    assert "carrier-pigeon" in caplog.text
+
+
+def test_malformed_frames_are_dropped_counted_and_logged_a_few_times(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    side = Side(key=b"sixteen bytes or more")
+    peer = side.link.connect("tcp://there:1")
+    side.switch.send("tcp://there:1", 0, Ping())
+    unsigned = CODEC.encode(Envelope(1, ME, Ping()))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(50):
+            assert side.switch.read(peer, unsigned) is None
+    assert side.counters.frames_malformed == 50
+    assert len(caplog.records) == 10
+    assert "tcp://there:1" in caplog.text
+    assert "auth_key" in caplog.text
