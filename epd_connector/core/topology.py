@@ -75,6 +75,14 @@ class Topology:
             self._ask(address, now)
         return entry.identity or entry.failure
 
+    def silent(self, address: str) -> bool:
+        """Whether ``address`` was given up a moment ago: the connection was hung up, and nobody
+        is likely to be there."""
+        entry = self._addresses.get(address)
+        if entry is None or entry.failure is None:
+            return False
+        return entry.failure.code is Code.UNREACHABLE
+
     def forget(self, address: str) -> None:
         """What was known of ``address`` has proved wrong: it is asked again when needed."""
         entry = self._addresses.get(address)

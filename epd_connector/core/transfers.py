@@ -382,6 +382,8 @@ class TransferDesk:
         return bool(transfer.loads) or transfer.item.hash in self._promised
 
     def _tell_skip(self, ticket: Ticket) -> None:
+        if self._topology.silent(ticket.address):
+            return
         self._effects.append(Send(f"tcp://{ticket.address}", 0, SkipRooms((ticket.room,))))
 
     def _move(self, transfer: Transfer, event: TransferEvent) -> None:

@@ -45,6 +45,13 @@ def test_an_engine_that_does_not_answer_fails_the_request_in_seconds() -> None:
     assert Hangup(f"tcp://{HERE}") in effects
 
 
+def test_an_engine_that_was_given_up_is_not_dialed_to_skip_its_rooms() -> None:
+    head = Harness()
+    head.start("one", item("a", 5))
+    assert skipped(head.wait(5, "one")) == []
+    assert skipped(head.start("two", item("a", 6), item("b", 7, address=THERE))) == [7]
+
+
 def test_a_silent_engine_is_asked_again_and_again() -> None:
     head = Harness()
     head.start("r", item("a", 5))

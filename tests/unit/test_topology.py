@@ -107,6 +107,24 @@ def test_an_engine_that_does_not_fit_is_refused_with_both_values(
     assert all(word in failure.reason for word in [WHERE, *words])
 
 
+def test_an_address_is_silent_while_it_is_refused_for_not_answering() -> None:
+    asked = topology()
+    assert not asked.silent(WHERE)
+    asked.find(WHERE, 0.0)
+    assert not asked.silent(WHERE)
+    run(asked, 5.0)
+    assert asked.silent(WHERE)
+    run(asked, 5.0 + NEGATIVE_S)
+    assert not asked.silent(WHERE)
+
+
+def test_an_engine_that_refuses_is_not_silent() -> None:
+    asked = topology()
+    asked.find(WHERE, 0.0)
+    asked.hear(WHERE, Rejected(Failure(Code.MISMATCH, "another model")), 0.1)
+    assert not asked.silent(WHERE)
+
+
 def test_what_proved_wrong_is_asked_again() -> None:
     asked = topology()
     asked.find(WHERE, 0.0)
