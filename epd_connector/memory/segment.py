@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real host memory: one contiguous block per slab, private or shared with peers on this host.
 
-Owns the segment's life: naming, reservation, the lock that proves its owner alive, removal, and
-the sweep of segments whose owner died. Does not own how a slab is divided (`slab`) or who may
-write to it.
+Owns the segment's life: naming, reservation, the lock that proves its owner alive, removal by
+its owner or, if that is killed, by Python's resource tracker, and the sweep of what both have
+left. Does not own how a slab is divided (`slab`) or who may write to it.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ import re
 import secrets
 import shutil
 import stat
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 from epd_connector.errors import TransportError
@@ -98,6 +99,7 @@ class Segment:
         if self._lock_fd is not None and self._creator_pid == os.getpid():
             assert self.path is not None
             _unlink(self.path)
+            resource_tracker.unregister(_tracked(self.path), "shared_memory")
         if self._lock_fd is not None:
             os.close(self._lock_fd)
         # A tensor that still views the memory keeps it mapped until the tensor dies: unmapping
@@ -136,6 +138,8 @@ def _create_shared(nbytes: int, owner_tag: str) -> Segment:
             _unlink(path)
             os.close(fd)
             raise
+        # Whoever kills this process: the tracker, which outlives it, removes the file.
+        resource_tracker.register(_tracked(path), "shared_memory")
         return Segment(mapping, nbytes, path=path, lock_fd=fd)
     raise TransportError(
         f"{owner_tag}: {_CREATE_ATTEMPTS} new segments in {SHARED_DIRECTORY} were removed at once "
@@ -194,6 +198,11 @@ def _try_lock(fd: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _tracked(path: str) -> str:
+    """The name of the segment at ``path`` for ``shm_unlink``, which the tracker calls."""
+    return f"/{Path(path).name}"
 
 
 def _unlink(path: str) -> bool:

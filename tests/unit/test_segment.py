@@ -46,8 +46,16 @@ def start(script: str, *arguments: str) -> subprocess.Popen[str]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": root},
+        start_new_session=True,
     )
+
+
+def kill_with_tracker(owner: subprocess.Popen[str]) -> None:
+    """Ends the owner and the resource tracker that would clean up after it."""
+    os.killpg(owner.pid, signal.SIGKILL)
+    owner.communicate()
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -145,8 +153,7 @@ def test_sweep_removes_what_a_killed_owner_left_and_nothing_else() -> None:
     assert live.stdout is not None
     dead_path, live_path = dead.stdout.readline().strip(), live.stdout.readline().strip()
     own = Segment.create(NBYTES, shared=True, owner_tag="test")
-    dead.send_signal(signal.SIGKILL)
-    dead.communicate()
+    kill_with_tracker(dead)
     assert os.path.exists(dead_path)
     swept = sweep_stale_segments()
     assert dead_path in swept
@@ -156,9 +163,19 @@ def test_sweep_removes_what_a_killed_owner_left_and_nothing_else() -> None:
     assert os.path.exists(live_path)
     assert dead_path not in sweep_stale_segments()
     own.close()
-    live.kill()
-    live.communicate()
+    kill_with_tracker(live)
     assert live_path in sweep_stale_segments()
+
+
+def test_a_killed_owners_segment_is_removed_without_a_sweep() -> None:
+    owner = start(OWNER, str(NBYTES))
+    assert owner.stdout is not None
+    path = owner.stdout.readline().strip()
+    assert os.path.exists(path)
+    owner.kill()
+    # The tracker holds the owner's stderr: this returns when it has done its work.
+    owner.communicate()
+    assert not os.path.exists(path)
 
 
 def test_sweep_leaves_foreign_files_alone() -> None:
