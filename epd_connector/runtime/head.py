@@ -26,10 +26,10 @@ from epd_connector.core.effects import (
     TellRanks,
 )
 from epd_connector.core.encode_head import EncodeHead, EncodeHeadEvent, FromPeer, RankReady
-from epd_connector.errors import Code, Failure
 from epd_connector.link.base import Link, PeerId
 from epd_connector.protocol.codec import Codec
 from epd_connector.protocol.frames import (
+    Abandon,
     AnyFrame,
     Envelope,
     HeadUp,
@@ -44,6 +44,7 @@ from epd_connector.protocol.frames import (
     Tally,
 )
 from epd_connector.runtime.loop import Loop
+from epd_connector.runtime.own_ranks import OwnRanks
 from epd_connector.runtime.switchboard import Switchboard
 from epd_connector.stats import Counters
 
@@ -92,7 +93,7 @@ class HeadRuntime:
         self._failures: deque[str] = deque(maxlen=MAX_FAILURES)
         self._switch = Switchboard(link, codec, place.incarnation, self._counters)
         self._to_ranks = Switchboard(link, codec, place.link_token, self._counters)
-        self._ranks: dict[int, tuple[PeerId, int]] = {}
+        self._ranks = OwnRanks(place.ranks, self._to_ranks)
         self._loop: Loop[None] = Loop("epd-head", link, self)
         self._effects: deque[Effect] = deque()
         # Held around machine calls only, which do no I/O: microseconds.
@@ -239,15 +240,20 @@ class HeadRuntime:
                 due = self._prefill.next_deadline()
                 if due is not None and due <= now:
                     self._decided(self._prefill.handle(admission.Tick(), now))
+        self._ranks.retry()
         self._carry_out()
 
     def next_wait(self, now: float) -> float | None:
         """See ``loop.Driver``."""
-        if self._prefill is None:
-            return None
-        with self._lock:
-            due = self._prefill.next_deadline()
-        return None if due is None else due - now
+        if self._effects:
+            # One before them could not be carried out.
+            return 0.0
+        waits = [self._ranks.next_wait()]
+        if self._prefill is not None:
+            with self._lock:
+                due = self._prefill.next_deadline()
+            waits.append(None if due is None else due - now)
+        return min((wait for wait in waits if wait is not None), default=None)
 
     def on_error(self) -> None:
         """See ``loop.Driver``."""
@@ -258,7 +264,7 @@ class HeadRuntime:
         if isinstance(frame, RankUp):
             self._rank_up(peer, envelope.sender, frame)
             return
-        rank = next((r for r, (_, who) in self._ranks.items() if who == envelope.sender), None)
+        rank = self._ranks.heard(peer, envelope.sender)
         if rank is None:
             self._counters.add("frames_stale")
         elif isinstance(frame, Tally):
@@ -270,10 +276,9 @@ class HeadRuntime:
                 self._decided(self._prefill.handle(admission.FromRank(rank, frame), now))
 
     def _rank_up(self, peer: PeerId, incarnation: int, frame: RankUp) -> None:
-        if frame.rank >= self._place.ranks:
+        if not self._ranks.announced(frame.rank, peer, incarnation):
             self._counters.add("frames_malformed")
             return
-        self._ranks[frame.rank] = (peer, incarnation)
         if self._encode is not None:
             with self._lock:
                 self._encode.handle(RankReady(incarnation, frame))
@@ -305,7 +310,7 @@ class HeadRuntime:
         return Report(
             role=self._place.role,
             fingerprint=self._place.fingerprint,
-            ranks_up=len(self._ranks),
+            ranks_up=self._ranks.up(),
             counters={name: float(n) for name, n in self._totals.counts().items()},
             encoded_to_landed_s=tuple(self._totals.encoded_to_landed_s),
             failures=tuple(self._failures),
@@ -339,16 +344,18 @@ class HeadRuntime:
                     logger.warning("%s", text)
 
     def _tell_ranks(self, frame: AnyFrame) -> None:
-        for rank, (peer, incarnation) in self._ranks.items():
-            sent = self._to_ranks.reply(peer, incarnation, frame)
-            if not sent and isinstance(frame, Open):
-                self._undeliverable(rank, frame.room)
+        for rank, failure in self._ranks.tell(frame):
+            match frame:
+                case Open(room=room):
+                    # A rank that was not told of a room has granted nothing for it.
+                    self._as_rank(rank, RoomFailed(room, failure))
+                    self._as_rank(rank, RoomReleased(room))
+                case Abandon(room=room):
+                    self._as_rank(rank, RoomReleased(room))
 
-    def _undeliverable(self, rank: int, room: int) -> None:
-        """A rank that was not told of a room has granted nothing for it."""
+    def _as_rank(self, rank: int, frame: AnyFrame) -> None:
+        """Says ``frame`` on behalf of a rank that cannot."""
         assert self._prefill is not None
-        failure = Failure(Code.OVERLOADED, f"the queue of frames to rank {rank} is full")
         with self._lock:
-            for frame in (RoomFailed(room, failure), RoomReleased(room)):
-                event = admission.FromRank(rank, frame)
-                self._decided(self._prefill.handle(event, time.monotonic()))
+            event = admission.FromRank(rank, frame)
+            self._decided(self._prefill.handle(event, time.monotonic()))

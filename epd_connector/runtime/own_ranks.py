@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A head's lines to the ranks of its own engine: who is up, and what they are still to hear.
+
+Owns how each rank is reached, and the words that found a rank's queue full. Does not own
+what is said or what follows from it. Used by the head's loop thread only.
+"""
+
+import logging
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from epd_connector.errors import Code, Failure
+from epd_connector.link.base import PeerId
+from epd_connector.protocol.frames import AnyFrame, Open
+from epd_connector.runtime.switchboard import Switchboard
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 0.05
+"""Seconds between two attempts to say what found a rank's queue full: nothing tells when
+there is room again."""
+MAX_WAITING = 1 << 16
+"""Words that wait for one rank, at most: one for each of as many rooms as a head has open."""
+
+
+class Missed(NamedTuple):
+    """``rank`` was not told, and never will be; why."""
+
+    rank: int
+    failure: Failure
+
+
+@dataclass(slots=True)
+class _Line:
+    """How a rank is reached, and what it is to hear as soon as its queue has room."""
+
+    peer: PeerId
+    incarnation: int
+    waiting: deque[AnyFrame] = field(default_factory=deque)
+
+
+class OwnRanks:
+    """The ``count`` ranks of one engine, reached through ``switch``."""
+
+    def __init__(self, count: int, switch: Switchboard) -> None:
+        self._count = count
+        self._switch = switch
+        self._lines: dict[int, _Line] = {}
+
+    def up(self) -> int:
+        """How many ranks have announced themselves."""
+        return len(self._lines)
+
+    def announced(self, rank: int, peer: PeerId, incarnation: int) -> bool:
+        """Rank ``rank`` is up and reached as ``peer``; False where there is no such rank."""
+        if rank >= self._count:
+            return False
+        line = self._lines.setdefault(rank, _Line(peer, incarnation))
+        line.peer, line.incarnation = peer, incarnation
+        return True
+
+    def heard(self, peer: PeerId, incarnation: int) -> int | None:
+        """Which rank of ``incarnation`` spoke as ``peer``: it is reached so from now on."""
+        for rank, line in self._lines.items():
+            if line.incarnation == incarnation:
+                line.peer = peer
+                return rank
+        return None
+
+    def tell(self, frame: AnyFrame) -> list[Missed]:
+        """Tells every rank; those that will not hear of it.
+
+        An ``Open`` that cannot be queued at once is missed: somebody waits for the room and
+        is better off without it. Any other word ends something that the rank may be busy
+        with, so it waits for room in the queue.
+        """
+        missed = []
+        for rank in range(self._count):
+            line = self._lines.get(rank)
+            if line is None:
+                reason = f"rank {rank} of this engine is not up"
+                missed.append(Missed(rank, Failure(Code.UNREACHABLE, reason)))
+            elif not line.waiting and self._say(line, frame):
+                continue
+            elif isinstance(frame, Open):
+                reason = f"the queue of frames to rank {rank} of this engine is full"
+                missed.append(Missed(rank, Failure(Code.OVERLOADED, reason)))
+            else:
+                self._wait(rank, line, frame)
+        return missed
+
+    def retry(self) -> None:
+        """Says what waits, as far as there is room for it."""
+        for line in self._lines.values():
+            while line.waiting and self._say(line, line.waiting[0]):
+                line.waiting.popleft()
+
+    def next_wait(self) -> float | None:
+        """Seconds until ``retry`` is due, or None while nothing waits."""
+        return RETRY_S if any(line.waiting for line in self._lines.values()) else None
+
+    def _say(self, line: _Line, frame: AnyFrame) -> bool:
+        return self._switch.reply(line.peer, line.incarnation, frame)
+
+    def _wait(self, rank: int, line: _Line, frame: AnyFrame) -> None:
+        if len(line.waiting) < MAX_WAITING:
+            line.waiting.append(frame)
+            return
+        logger.error(
+            "rank %d does not take frames, and %d wait for it: %s is lost, and what it would end "
+            "goes on; is the worker process alive?",
+            rank,
+            MAX_WAITING,
+            frame,
+        )
