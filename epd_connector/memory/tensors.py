@@ -71,10 +71,10 @@ class SlabMemory:
             self._segment = None
 
     def _pin(self, owner_tag: str) -> None:
-        code = int(torch.cuda.cudart().cudaHostRegister(self.address, self.nbytes, 0))
-        if code != 0:
+        error = torch.cuda.cudart().cudaHostRegister(self.address, self.nbytes, 0)
+        if error.value != 0:
             raise TransportError(
-                f"{owner_tag}: CUDA cannot page-lock {self.nbytes} bytes (error {code}): lower "
+                f"{owner_tag}: CUDA cannot page-lock {self.nbytes} bytes ({error}): lower "
                 "the slab size, or raise the limit of locked memory (ulimit -l)"
             )
         self._pinned = True
