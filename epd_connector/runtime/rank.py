@@ -66,6 +66,8 @@ TALLY_S = 0.05
 """Seconds between two tallies to the head, while there is something to tell."""
 ANNOUNCE_S = 0.2
 """Seconds between two announcements to a head that has not answered yet."""
+KEEP_S = 30.0
+"""Seconds between two to one that has: its link forgets the peer that was silent longest."""
 MAX_FAILURES = 64
 
 
@@ -99,11 +101,9 @@ RankPost = Claim | Encoded | Staged | Loaded | Shutdown
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """Where a rank stands. ``listen``: where it takes grants, empty for no port;
-
-    ``advertised``: what peers are told, without the port where it is chosen at start;
-    ``head``: endpoint of its head; ``link_token``: what frames of the own engine carry.
-    """
+    """Where a rank stands. ``listen``: where it takes grants; ``advertised_host``: what peers
+    are told instead of its host; ``head``: endpoint of its head; ``link_token``: what frames
+    of the own engine carry."""
 
     rank: int
     incarnation: int
@@ -140,6 +140,7 @@ class RankRuntime:
         self._movers = Workers("epd-stage", threads=staging_threads, backlog=65536)
         self._writes: dict[tuple[str, int], int] = {}
         self._failures: deque[str] = deque(maxlen=MAX_FAILURES)
+        self._effects: deque[Effect] = deque()
         self._endpoint = ""
         self._head_heard = False
         self._announce_at = 0.0
@@ -213,7 +214,8 @@ class RankRuntime:
 
     def on_turn(self, now: float) -> None:
         """See ``loop.Driver``."""
-        if not self._head_heard and now >= self._announce_at:
+        self._carry_out()
+        if now >= self._announce_at:
             self._announce(now)
         for name, transport in self._transports.items():
             if transport.in_flight():
@@ -227,11 +229,13 @@ class RankRuntime:
 
     def next_wait(self, now: float) -> float | None:
         """See ``loop.Driver``."""
+        if self._effects:  # One before them could not be carried out.
+            return 0.0
         times = [
             self._sender.next_deadline() if self._sender else None,
             self._receiver.next_deadline() if self._receiver else None,
             self._tally_at,
-            None if self._head_heard else self._announce_at,
+            self._announce_at,
         ]
         waits = [when - now for when in times if when is not None]
         for transport in self._transports.values():
@@ -251,6 +255,7 @@ class RankRuntime:
         match frame:
             case HeadUp():
                 self._head_heard = True
+                self._announce_at = now + KEEP_S
             case Open():
                 self._drive_receiver(receive.Opened(frame, self._choose(frame)), now)
             case Abandon(room=room):
@@ -283,30 +288,35 @@ class RankRuntime:
                 receive_nbytes=receiver.settings.slab_nbytes if receiver is not None else 0,
             )
         )
-        self._announce_at = now + ANNOUNCE_S
+        self._announce_at = now + (KEEP_S if self._head_heard else ANNOUNCE_S)
 
     def _collect(self, name: str, transport: Transport, now: float) -> None:
         for completion in transport.poll():
             write = self._writes.pop((name, completion.handle), None)
             if write is None:
                 continue
-            failure = None
-            if completion.state is WriteState.FAILED:
-                failure = Failure(Code.WRITE_FAILED, f"{name}: {completion.reason}")
-            self._drive_sender(Wrote(write, failure), now)
+            failed = completion.state is WriteState.FAILED
+            failure = Failure(Code.WRITE_FAILED, f"{name}: {completion.reason}")
+            self._drive_sender(Wrote(write, failure if failed else None), now)
 
     def _drive_sender(self, event: SendEvent, now: float) -> None:
         if self._sender is not None:
-            self._carry_out(self._sender.handle(event, now), now)
+            self._decided(self._sender.handle(event, now), now)
 
     def _drive_receiver(self, event: receive.ReceiveEvent, now: float) -> None:
         if self._receiver is not None:
-            self._carry_out(self._receiver.handle(event, now), now)
+            self._decided(self._receiver.handle(event, now), now)
 
-    def _carry_out(self, effects: list[Effect], now: float) -> None:
+    def _decided(self, effects: list[Effect], now: float) -> None:
+        self._effects.extend(effects)
         if self._tally_at is None:
             self._tally_at = now + TALLY_S
-        for effect in effects:
+        self._carry_out()
+
+    def _carry_out(self) -> None:
+        """In the order of the decisions; an error costs one effect only."""
+        while self._effects:
+            effect = self._effects.popleft()
             match effect:
                 case Reply(route=route, addressee=addressee, frame=frame):
                     self._switch.reply(PeerId(route), addressee, frame)
@@ -334,20 +344,15 @@ class RankRuntime:
         if transport is None:
             names = ", ".join(self._transports) or "none"
             reason = f"transport {effect.transport!r} is not one of this rank's: {names}"
-            self._loop_write_failed(effect.write, reason)
+            failure = Failure(Code.WRITE_FAILED, reason)
+            self._drive_sender(Wrote(effect.write, failure), time.monotonic())
             return
         span = Span(effect.source, effect.destination, effect.nbytes)
         handle = transport.write(effect.session, (span,))
         self._writes[effect.transport, handle] = effect.write
 
-    def _loop_write_failed(self, write: int, reason: str) -> None:
-        self._drive_sender(Wrote(write, Failure(Code.WRITE_FAILED, reason)), time.monotonic())
-
     def _stage(self, effect: Stage) -> None:
-        job = Job(
-            run=lambda: self._run_stage(effect),
-            abandon=lambda: self._abandon_stage(effect),
-        )
+        job = Job(lambda: self._run_stage(effect), lambda: self._abandon_stage(effect))
         if not self._movers.submit(effect.copy, job):
             self._abandon_stage(effect)
 
