@@ -407,6 +407,7 @@ class EncodeRank:
             )
             for grant in self._desk.lose(peer):
                 self._fail(self._rooms[grant.frame.room], failure)
+        self._desk.forget_idle(self._now)
         self._tombs.forget(self._now)
         self._answers.forget(self._now)
 

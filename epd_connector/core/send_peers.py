@@ -6,18 +6,23 @@ against the offer (the contract) before anything is written. Does not own rooms.
 of that machine, not a machine of its own: it appends to the machine's effects.
 """
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from epd_connector.core.deadlines import Deadlines
 from epd_connector.core.effects import Effect, ForgetSession, Reply, Write
 from epd_connector.core.send_events import FromPeer
 from epd_connector.core.send_state import GrantState, HeldGrant, Peer, SendRoom
+from epd_connector.core.tombstones import Tombstones
 from epd_connector.errors import Code, Failure
 from epd_connector.protocol.frames import Hello, Pong, Refused, Stale, Stalled, Welcome
 from epd_connector.rows import serving_rank, wanted_rows
 from epd_connector.stats import Counters
 
 MAX_PEERS = 4096
+IDLE_PEER_S = 120.0
+"""Seconds after which a peer without open grants and writes is forgotten. Longer than a prefill
+rank keeps an idle connection: whoever is forgotten here says hello before the next grant."""
 
 
 class DeskSettings(Protocol):
@@ -51,6 +56,9 @@ class PeerDesk:
         self._write_serial = 0
         self._write_ends: Deadlines[int] = Deadlines()
         self._silences: Deadlines[int] = Deadlines()
+        self._idles: Deadlines[int] = Deadlines()
+        # By process, not in the peer's record: a peer that is lost and returns is the same one.
+        self._distrusted: Tombstones[int, None] = Tombstones(MAX_PEERS, settings.failed_peer_s)
 
     # --- who is there -----------------------------------------------------------------
 
@@ -66,18 +74,23 @@ class PeerDesk:
         return True
 
     def greet(self, event: FromPeer, hello: Hello, now: float) -> None:
-        """Takes note of a prefill rank and its slab; forgives what failed before."""
+        """Takes note of a prefill rank and its slab.
+
+        A repeat, which every repeated grant brings along, changes nothing.
+        """
         peer = self._peers.get(event.sender)
         if peer is None:
             if not self._make_room():
                 self._counters.add("frames_dropped")
                 return
             peer = self._peers[event.sender] = Peer(event.sender, event.route, hello, now)
+            self._idles.set(event.sender, now + IDLE_PEER_S)
         elif peer.hello != hello and peer.unanswered:
             # A slab cannot move under grants that name offsets in it.
             self._counters.add("frames_malformed")
             return
-        peer.hello, peer.refuse_until = hello, 0.0
+        self._forget_sessions(dict(peer.hello.sessions.items() - hello.sessions.items()))
+        peer.hello = hello
         self.effects.append(Reply(event.route, event.sender, Welcome()))
 
     def pong(self, event: FromPeer) -> None:
@@ -89,8 +102,11 @@ class PeerDesk:
         return self._peers.get(incarnation)
 
     def distrust(self, peer: Peer, now: float) -> list[HeldGrant]:
-        """A write to ``peer`` failed: refuse it for a while; returns what had its turn to come."""
-        peer.refuse_until = now + self._settings.failed_peer_s
+        """A write to ``peer`` failed: its process is refused for ``failed_peer_s``.
+
+        Returns what had its turn to come.
+        """
+        self._distrusted.bury(peer.incarnation, None, now)
         waiting = list(peer.backlog)
         peer.backlog.clear()
         return waiting
@@ -110,12 +126,26 @@ class PeerDesk:
         return gone
 
     def lose(self, peer: Peer) -> list[HeldGrant]:
-        """Forgets a dead peer; returns its grants that were not answered."""
+        """Forgets a peer; returns its grants that were not answered."""
         self._peers.pop(peer.incarnation, None)
         self._silences.clear(peer.incarnation)
-        for transport, session in peer.hello.sessions.items():
-            self.effects.append(ForgetSession(transport, session))
+        self._idles.clear(peer.incarnation)
+        self._forget_sessions(peer.hello.sessions)
         return list(peer.unanswered)
+
+    def forget_idle(self, now: float) -> None:
+        """Forgets peers that nothing was open for in a long time."""
+        for incarnation in self._idles.expired(now):
+            peer = self._peers[incarnation]
+            due = now + IDLE_PEER_S if peer.busy() else peer.heard + IDLE_PEER_S
+            if due <= now:
+                self.lose(peer)
+            else:
+                self._idles.set(incarnation, due)
+
+    def _forget_sessions(self, sessions: Mapping[str, str]) -> None:
+        for transport, session in sessions.items():
+            self.effects.append(ForgetSession(transport, session))
 
     # --- what a grant must be ---------------------------------------------------------
 
@@ -159,7 +189,8 @@ class PeerDesk:
             names = ", ".join(sorted(hello.sessions)) or "none"
             reason = f"transport {frame.transport!r} is not one of the receiver's: {names}"
             return Failure(Code.MISMATCH, reason)
-        if now < grant.peer.refuse_until:
+        self._distrusted.forget(now)
+        if grant.peer.incarnation in self._distrusted:
             reason = f"a write to prefill rank {hello.rank} failed: no more are tried for"
             return Failure(
                 Code.WRITE_FAILED, f"{reason} {self._settings.failed_peer_s} s (failed_peer_s)"
@@ -236,17 +267,16 @@ class PeerDesk:
         return len(self._writes)
 
     def next_deadline(self) -> float | None:
-        """When some write or some peer is overdue, or None."""
-        times = [self._write_ends.next(), self._silences.next()]
+        """When some write or some peer is overdue, or some peer may be forgotten, or None."""
+        times = [self._write_ends.next(), self._silences.next(), self._idles.next()]
         return min((when for when in times if when is not None), default=None)
 
     def _make_room(self) -> bool:
         """Keeps the table bounded: the peer that has been idle the longest is forgotten."""
         if len(self._peers) < MAX_PEERS:
             return True
-        idle = [peer for peer in self._peers.values() if not peer.unanswered and not peer.writing]
+        idle = [peer for peer in self._peers.values() if not peer.busy()]
         if not idle:
             return False
-        oldest = min(idle, key=lambda peer: peer.heard)
-        del self._peers[oldest.incarnation]
+        self.lose(min(idle, key=lambda peer: peer.heard))
         return True

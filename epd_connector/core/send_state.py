@@ -144,10 +144,13 @@ class Peer:
     route: int
     hello: Hello
     heard: float
-    refuse_until: float = 0.0
     unanswered: dict[HeldGrant, None] = field(default_factory=dict)
     writing: int = 0
     backlog: deque[HeldGrant] = field(default_factory=deque)
+
+    def busy(self) -> bool:
+        """Whether it has an open grant, or a write to it is in flight."""
+        return bool(self.unanswered or self.writing)
 
 
 @dataclass(frozen=True, slots=True)

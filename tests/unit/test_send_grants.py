@@ -8,12 +8,10 @@ import pytest
 from epd_connector.core.effects import Write
 from epd_connector.core.send import EncodeRank
 from epd_connector.core.send_events import Wrote
+from epd_connector.core.send_peers import IDLE_PEER_S
 from epd_connector.core.send_state import RoomState
 from epd_connector.errors import Code
-from epd_connector.protocol.frames import (
-    Landed,
-    Welcome,
-)
+from epd_connector.protocol.frames import Landed
 from tests.unit.send_bench import (
     BROKEN,
     SETTINGS,
@@ -72,7 +70,7 @@ def test_a_rank_that_its_engine_does_not_have_is_refused() -> None:
     effects = bench.asked(rank=2)
     assert "prefill rank 2 of 2 ranks" in reason(effects).reason
     assert bench.machine.rooms() == {}
-    assert bench.machine.next_deadline() is None
+    assert bench.machine.next_deadline() == IDLE_PEER_S, "only the peer is remembered"
 
 
 def test_two_engines_of_different_size_cannot_share_a_room() -> None:
@@ -140,28 +138,6 @@ def test_a_failed_write_fails_the_room_for_every_receiver() -> None:
     assert answers(bench.do(Wrote(other.write))) == [(1, "Refused", 1, 1)]
     assert bench.at_rest()
     assert bench.count("writes_failed") == 1
-
-
-def test_a_peer_whose_write_failed_is_refused_for_a_while() -> None:
-    bench = Bench(ranks=2)
-    bench.asked(1, 1)
-    bench.wrote(bench.offer(1, "a"), BROKEN)
-    bench.offer(2, "b")
-    effects = bench.grant(2, 2)
-    assert answers(effects) == [(0, "Refused", 2, 2)]
-    assert "failed_peer_s" in reason(effects).reason
-    bench.now = 30.0
-    bench.offer(3, "c")
-    assert len(of(Write, bench.grant(3, 3))) == 1
-
-
-def test_a_peer_that_says_hello_again_is_forgiven() -> None:
-    bench = Bench()
-    bench.asked(1, 1)
-    bench.wrote(bench.offer(1, "a"), BROKEN)
-    assert replies(bench.hello()) == [Welcome()]
-    bench.offer(2, "b")
-    assert len(of(Write, bench.grant(2, 2))) == 1
 
 
 def test_what_waits_for_a_peer_whose_write_failed_is_refused_with_it() -> None:
