@@ -13,8 +13,12 @@ room. A state machine returns failures and does not raise them.
 from __future__ import annotations
 
 import enum
+from typing import Annotated
 
 import msgspec
+
+MAX_REASON_CHARS = 1000
+"""Bound of ``Failure.reason``, on the wire too."""
 
 
 class EPDError(Exception):
@@ -81,12 +85,21 @@ class Code(enum.StrEnum):
 class Failure(msgspec.Struct, frozen=True):
     """Why a room failed: a code for programs and a reason for people.
 
-    The reason names the value, the limit and the remedy. Frozen and hashable,
-    so it is safe to share between threads.
+    The reason names the value, the limit and the remedy; what it quotes may be of any length,
+    so it is cut to ``MAX_REASON_CHARS`` characters. Frozen and hashable, so it is safe to
+    share between threads.
     """
 
     code: Code
-    reason: str
+    reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON_CHARS)]
+
+    def __post_init__(self) -> None:
+        """Makes the reason one that every peer accepts: bounded, and free of lone surrogates."""
+        reason = self.reason.encode("utf-8", "replace").decode("utf-8")
+        if len(reason) > MAX_REASON_CHARS:
+            reason = reason[: MAX_REASON_CHARS - 1] + "…"
+        if reason != self.reason:
+            msgspec.structs.force_setattr(self, "reason", reason)
 
     def __str__(self) -> str:
         return f"{self.code.value}: {self.reason}"

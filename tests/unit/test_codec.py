@@ -6,7 +6,7 @@ import typing
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec import inspect
 
@@ -231,6 +231,14 @@ def test_the_largest_report_fits() -> None:
     counters = {f"{text[4:]}{n:04}": 1e300 for n in range(256)}
     report = Report(text, text, 1, counters, (1e300,) * 1024, (text,) * 64)
     assert len(Codec().encode(Envelope(1, 2, report))) <= MAX_FRAME_BYTES
+
+
+@given(st.text(), st.integers(1, 3000))
+@example("x", MAX_FRAME_BYTES)
+@settings(max_examples=50)
+def test_whatever_the_reason_a_failure_that_is_sent_arrives(text: str, times: int) -> None:
+    envelope = Envelope(1, 2, Refused(1, 1, Failure(Code.INTERNAL, text * times)))
+    assert Codec().decode(Codec().encode(envelope)) == envelope
 
 
 @pytest.mark.parametrize("depth", [10, 1000, 100_000])

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from epd_connector import errors
-from epd_connector.errors import Code, EPDError, Failure
+from epd_connector.errors import MAX_REASON_CHARS, Code, EPDError, Failure
 
 
 def test_every_error_is_an_epd_error() -> None:
@@ -46,3 +46,23 @@ def test_failure_is_hashable_and_reads_well() -> None:
     failure = Failure(Code.TIMEOUT, "no grant within 120 s")
     assert {failure: 1}[Failure(Code.TIMEOUT, "no grant within 120 s")] == 1
     assert str(failure) == "timeout: no grant within 120 s"
+
+
+def test_a_reason_is_cut_to_what_the_wire_carries() -> None:
+    failure = Failure(Code.INTERNAL, "x" * 5000)
+    assert len(failure.reason) == MAX_REASON_CHARS
+    assert failure.reason.endswith("x…")
+    whole = Failure(Code.INTERNAL, "ß" * MAX_REASON_CHARS)
+    assert whole.reason == "ß" * MAX_REASON_CHARS
+
+
+def test_a_reason_that_is_no_text_can_be_sent_all_the_same() -> None:
+    failure = Failure(Code.INTERNAL, "no such file: \udcff")
+    assert failure.reason == "no such file: ?"
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(failure), type=Failure) == failure
+
+
+def test_a_longer_reason_from_the_wire_is_refused() -> None:
+    wire = msgspec.msgpack.encode({"code": "internal", "reason": "x" * (MAX_REASON_CHARS + 1)})
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(wire, type=Failure)
