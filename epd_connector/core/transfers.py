@@ -284,6 +284,10 @@ class TransferDesk:
             self._counters.add("items_sharded")
         self.placement.landed(transfer)
         self.news.append(Changed(transfer.item))
+        assert transfer.identity is not None
+        if len(transfer.identity.ranks) > self._settings.ranks:
+            # Some encode ranks serve nobody: without word they would hold the rows in vain.
+            self._tell_skip(transfer.ticket)
 
     def _rank_failed(self, transfer: Transfer, rank: int, failure: Failure) -> None:
         if failure.code in (Code.STALE, Code.PEER_DEAD, Code.WRITE_FAILED):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a prefill head makes of encode engines that are slow, wrong, restarted or gone."""
 
+import msgspec
 import pytest
 
 from epd_connector.core.admission import PAUSE_S
@@ -316,3 +317,18 @@ def test_short_silences_are_counted() -> None:
         head.now += PAUSE_S
         head.state("r")
     assert list(failed(head.wait(0.1, "r"))) == ["r"]
+
+
+# --- encode ranks that serve nobody -------------------------------------------------------
+
+
+@pytest.mark.parametrize(("encode_ranks", "told"), [(1, []), (2, []), (3, [5]), (4, [5])])
+def test_encode_ranks_that_serve_nobody_hear_that_the_item_has_landed(
+    encode_ranks: int, told: list[int]
+) -> None:
+    head = Harness(settings(ranks=2))
+    head.start("r", item("a", 5))
+    one = identity()
+    head.hear(msgspec.structs.replace(one, ranks=one.ranks * encode_ranks))
+    assert skipped(head.rank(0, RoomLanded(5, 1))) == []
+    assert skipped(head.rank(1, RoomLanded(5, 1))) == told

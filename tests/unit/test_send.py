@@ -2,11 +2,13 @@
 """The encode rank's rules: order, time, ends, and the life of staged copies."""
 
 import itertools
+from dataclasses import replace
 
 import msgspec
 import pytest
 
 from epd_connector.core.effects import Effect, ForgetSession, Reply, Stage, Write
+from epd_connector.core.send import EncodeRank
 from epd_connector.core.send_events import Encoded, Ended, FromPeer, Staged, Stop, Wrote
 from epd_connector.core.send_state import RoomState
 from epd_connector.errors import Code, Failure
@@ -25,6 +27,7 @@ from tests.unit.send_bench import (
     ME,
     ROW_NBYTES,
     ROWS,
+    SETTINGS,
     WIDTH,
     Bench,
     answers,
@@ -207,6 +210,26 @@ def test_a_skip_releases_an_offer_at_once() -> None:
     assert bench.count("rooms_failed") == 0
     bench.skip()
     assert bench.count("rooms_skipped") == 1
+
+
+def test_a_skip_of_a_room_that_was_served_changes_nothing() -> None:
+    bench = Bench()
+    bench.asked()
+    bench.wrote(bench.offer())
+    counted = bench.machine.counters.counts()
+    assert bench.skip() == []
+    assert bench.machine.counters.counts() == counted
+    assert answers(bench.grant()) == [(0, "Landed", 1, 1)]
+    assert bench.at_rest()
+
+
+def test_a_skip_ends_a_room_that_this_rank_serves_to_nobody() -> None:
+    bench = Bench()
+    bench.machine = EncodeRank(replace(SETTINGS, rank=1, ranks=2))
+    bench.offer()
+    assert not bench.at_rest()
+    assert bench.skip() == []
+    assert bench.at_rest()
 
 
 def test_a_cancel_is_answered_when_nothing_is_written_any_more() -> None:
