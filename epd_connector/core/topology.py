@@ -122,8 +122,8 @@ class Topology:
             elif now >= entry.give_up:
                 reason = (
                     f"encode engine at {address}: {entry.reason} within "
-                    f"{self._resolve_timeout_s} s (resolve_timeout_s): is it up, and is this "
-                    "its control address?"
+                    f"{self._resolve_timeout_s} s (resolve_timeout_s): is it up, is this its "
+                    "control address, and do both engines have the same auth_key?"
                 )
                 self.effects.append(Hangup(f"tcp://{address}"))
                 self._refuse(address, entry, Failure(Code.UNREACHABLE, reason), now)

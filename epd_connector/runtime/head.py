@@ -130,6 +130,10 @@ class HeadRuntime:
         """The control endpoint with its real port, once started."""
         return self._control
 
+    def ranks_up(self) -> int:
+        """How many of this engine's ranks have announced themselves."""
+        return self._ranks.up()
+
     # --- the scheduler's thread -------------------------------------------------------
 
     def tell(self, event: admission.AdmissionEvent) -> None:
