@@ -215,10 +215,10 @@ def test_closing_with_a_transfer_under_way_leaves_nothing(closed: str) -> None:
     pair.encode.claim(room, "a", ROWS)
     pair.prefill.need("r", pair.item("a", ROWS, room))
     until(lambda: bool(pair.prefill.rank._receiver and pair.prefill.rank._receiver.rooms()))
-    first, second = pair.prefill, pair.encode
+    engines = [pair.prefill, pair.encode]
     if closed == "encode first":
-        first, second = second, first
-    for engine in (first, second, second):
+        engines.reverse()
+    for engine in [*engines, *engines]:
         engine.close(0.5)
     assert (set(threading.enumerate()), segments(), open_files()) == before
 
