@@ -12,7 +12,7 @@ from epd_connector.protocol.frames import AnyFrame, Cancelled, Landed, RankAddre
 from tests.sim.memory import DTYPE, ROW_NBYTES, WIDTH, rows_bytes
 
 if TYPE_CHECKING:
-    from tests.sim.world import World
+    from tests.sim.ground import Ground
 
 SEND_SLAB = 4096
 STAGE_FAILED = Failure(Code.ENCODE_FAILED, "the copy failed")
@@ -21,7 +21,7 @@ STAGE_FAILED = Failure(Code.ENCODE_FAILED, "the copy failed")
 class EncodeProcess:
     """One encode rank: a process with a machine, a send slab and writes in flight."""
 
-    def __init__(self, world: "World", endpoint: str, rank: int, ranks: int) -> None:
+    def __init__(self, world: "Ground", endpoint: str, rank: int, ranks: int) -> None:
         self.world = world
         self.endpoint = endpoint
         self.incarnation = world.new_id()
@@ -142,8 +142,9 @@ class EncodeProcess:
 class EncodeEngine:
     """The ranks of one encode engine at fixed endpoints; killed and started again together."""
 
-    def __init__(self, world: "World", ranks: int) -> None:
+    def __init__(self, world: "Ground", name: str, ranks: int) -> None:
         self.world = world
+        self.name = name
         self.past: list[tuple[RankAddress, ...]] = []
         self.dead: list[EncodeProcess] = []
         self._size = ranks
@@ -152,15 +153,19 @@ class EncodeEngine:
 
     def start(self) -> None:
         self.ranks = [
-            EncodeProcess(self.world, f"tcp://encode:{rank}", rank, self._size)
+            EncodeProcess(self.world, f"tcp://{self.name}:{rank}", rank, self._size)
             for rank in range(self._size)
         ]
 
-    def restart(self) -> None:
+    def stop(self) -> None:
         self.past.append(self.addresses())
         for process in self.ranks:
             process.kill()
             self.dead.append(process)
+        self.ranks = []
+
+    def restart(self) -> None:
+        self.stop()
         self.start()
 
     def addresses(self) -> tuple[RankAddress, ...]:

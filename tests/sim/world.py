@@ -6,58 +6,39 @@ seen: by the processes after every event, by the memory at every write, by the h
 every landing, and by ``assert_at_rest`` at the end.
 """
 
-import random
-from collections.abc import Callable
-from functools import partial
-
-from epd_connector.core.effects import Reply, Send
 from epd_connector.core.send_events import Claim, Ended, Skipped
 from epd_connector.errors import Code, Failure
 from tests.sim.encode import EncodeEngine, EncodeProcess
-from tests.sim.memory import Fabric
-from tests.sim.network import Network, Timeline, Weather
-from tests.sim.prefill import PrefillEngine, PrefillProcess, ScriptedHead
+from tests.sim.ground import Ground
+from tests.sim.network import Weather
+from tests.sim.prefill import PrefillEngine, PrefillProcess
+from tests.sim.scripted import RECEIVE_SLAB, ScriptedHead
 
 OVER = Failure(Code.ENCODE_FAILED, "the request is over")
 MAX_ROWS = 24
 
 
-class World:
+class World(Ground):
     """Two engines, the network between them, and ``rooms`` items to transfer until calm."""
 
     def __init__(self, seed: int, weather: Weather, rooms: int) -> None:
-        self.rng = random.Random(seed)
-        self.timeline = Timeline()
-        self.weather = weather
-        self.network = Network(self.timeline, weather, self.rng)
-        self.fabric = Fabric(self.timeline, weather, self.rng)
+        super().__init__(seed, weather)
         self.landed = 0
-        self._ids = 0
-        self.encode = EncodeEngine(self, self.rng.randint(1, 3))
+        self.encode = EncodeEngine(self, "encode", self.rng.randint(1, 3))
         self.ranks = self.rng.randint(1, 4)
-        self.prefill = PrefillEngine(self, self.ranks)
+        self.prefill = self._new_prefill()
         self.dead_prefills: list[PrefillEngine] = []
         for number in range(1, rooms + 1):
             self._plan_room(number)
-        self._plan(weather.cuts, self._cut)
-        self._plan(weather.encode_deaths, self._restart_encode)
-        self._plan(weather.prefill_deaths, self._restart_prefill)
+        self.plan(weather.cuts, self._cut)
+        self.plan(weather.encode_deaths, self._restart_encode)
+        self.plan(weather.prefill_deaths, self._restart_prefill)
 
-    @property
-    def now(self) -> float:
-        return self.timeline.now
+    def encode_ranks(self) -> list[EncodeProcess]:
+        return self.encode.ranks
 
-    def new_id(self) -> int:
-        self._ids += 1
-        return self._ids
-
-    def unlucky(self, share: float) -> bool:
-        """Whether something with this share goes wrong now."""
-        rough = self.weather.mishaps and self.now < self.weather.calm_at
-        return rough and self.rng.random() < share
-
-    def soon(self, act: Callable[[], None]) -> None:
-        self.timeline.after(self.rng.uniform(0.0, 0.05), act)
+    def prefill_ranks(self) -> list[PrefillProcess]:
+        return self.prefill.ranks
 
     def run(self) -> None:
         """To the end of all deadlines after the weather has calmed."""
@@ -71,21 +52,6 @@ class World:
         for prefill in self.prefill.ranks:
             assert prefill.machine.idle(), prefill.machine.rooms()
             assert not prefill.memory.owners
-
-    # --- what the engines send each other ---------------------------------------------
-
-    def to_encode(self, sender: PrefillProcess, effect: Send) -> None:
-        found = [p for p in self.encode.ranks if p.endpoint == effect.endpoint]
-        for process in found:
-            hear = partial(process.hear, sender.incarnation, effect.addressee, effect.frame)
-            self.network.carry(sender.incarnation, process.incarnation, hear)
-
-    def to_prefill(self, sender: EncodeProcess, effect: Reply) -> None:
-        found = [p for p in self.prefill.ranks if p.incarnation == effect.route]
-        for process in found:
-            who = (sender.endpoint, sender.incarnation, effect.addressee)
-            hear = partial(process.hear, *who, effect.frame)
-            self.network.carry(sender.incarnation, process.incarnation, hear)
 
     def skip(self, room: int) -> None:
         """The prefill head tells the encode head that it does not need ``room`` any more."""
@@ -116,13 +82,6 @@ class World:
         assert isinstance(self.prefill.head, ScriptedHead)
         self.prefill.head.want(room, hash, rows)
 
-    def _plan(self, per_second: float, act: Callable[[], None]) -> None:
-        when = 0.0
-        while per_second > 0 and (when := when + self.rng.expovariate(per_second)) < (
-            self.weather.calm_at
-        ):
-            self.timeline.at(when, act)
-
     def _cut(self) -> None:
         encode = self.rng.choice(self.encode.ranks)
         prefill = self.rng.choice(self.prefill.ranks)
@@ -134,4 +93,9 @@ class World:
     def _restart_prefill(self) -> None:
         self.prefill.kill()
         self.dead_prefills.append(self.prefill)
-        self.prefill = PrefillEngine(self, self.ranks)
+        self.prefill = self._new_prefill()
+
+    def _new_prefill(self) -> PrefillEngine:
+        engine = PrefillEngine(self, self.ranks, RECEIVE_SLAB)
+        engine.head = ScriptedHead(self, engine)
+        return engine
