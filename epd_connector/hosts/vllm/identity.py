@@ -27,6 +27,7 @@ _NOT_OF_THE_MODEL = frozenset(
 _TOWER_CONFIGS = ("vision_config", "audio_config", "vision_tower", "audio_tower")
 _SAMPLED_TENSORS = 64
 _SAMPLED_BYTES = 1024
+_MAX_HEADER_BYTES = 100_000_000
 
 
 def model_fingerprint(model_config: "ModelConfig") -> str:
@@ -84,7 +85,7 @@ def _tower_digest(model: str) -> str:
                 stream.seek(start)
                 digest.update(stream.read(min(end - start, _SAMPLED_BYTES)))
         return digest.hexdigest()
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         logger.warning("the tower weights of %s cannot be sampled (%s)", model, error)
         return UNKNOWN
 
@@ -102,16 +103,26 @@ def _model_directory(model: str) -> Path | None:
 
 
 def _tower_tensors(directory: Path) -> Iterator[tuple[str, Path, int, int]]:
-    """Name, file and byte range of every tower tensor (safetensors: 8 bytes of header size,
-    a JSON header, then the tensors at offsets from its end)."""
+    """Name, file and byte range of every tower tensor."""
     for file in sorted(directory.glob("*.safetensors")):
-        with file.open("rb") as stream:
-            size = int.from_bytes(stream.read(8), "little")
-            header = json.loads(stream.read(size))
+        header, base = _header(file)
         for name, entry in header.items():
             if _TOWER.search(name):
                 start, end = entry["data_offsets"]
-                yield name, file, 8 + size + start, 8 + size + end
+                yield name, file, base + start, base + end
+
+
+def _header(file: Path) -> tuple[dict[str, Any], int]:
+    """The header of a safetensors file, and where its tensors begin: after 8 bytes with the
+    header's size, and the header in JSON. ValueError for a file that is none."""
+    with file.open("rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        if size > _MAX_HEADER_BYTES:
+            raise ValueError(f"{file} has a header of {size} bytes: it is no safetensors file")
+        header = json.loads(stream.read(size))
+    if not isinstance(header, dict):
+        raise ValueError(f"the header of {file} is no JSON object")
+    return header, 8 + size
 
 
 def _digest(data: bytes) -> str:
