@@ -5,11 +5,11 @@ from dataclasses import replace
 from typing import TypeVar
 
 from epd_connector.core.effects import Effect, Send, TellHead
-from epd_connector.core.receive import (
+from epd_connector.core.receive import PrefillRank
+from epd_connector.core.receive_state import (
     Abandoned,
     FromSender,
     Opened,
-    PrefillRank,
     ReceiveEvent,
     ReceiveSettings,
     RoomState,

@@ -4,8 +4,8 @@
 import pytest
 
 from epd_connector.core.effects import Effect, Hangup, Send
-from epd_connector.core.receive import (
-    IDLE_HANGUP_S,
+from epd_connector.core.receive import IDLE_HANGUP_S
+from epd_connector.core.receive_state import (
     ROOM_MOVES,
     Opened,
     RoomEvent,
