@@ -155,6 +155,7 @@ def make_rank(
     """The runtime of one rank with its slabs registered, not started.
 
     Raises:
+        ConfigError: the configuration does not fit the device.
         TransportError: memory or a transport cannot be had; with the remedy.
 
     """
@@ -162,6 +163,7 @@ def make_rank(
     from epd_connector.memory.segment import sweep_stale_segments
     from epd_connector.memory.tensors import TensorRows
 
+    _check_device(config, device)
     for path in sweep_stale_segments():
         logger.info("removed %s, which an engine that died had left", path)
     ranks = vllm_config.parallel_config.tensor_parallel_size
@@ -181,14 +183,7 @@ def make_rank(
             _receive_settings(config, rank, ranks, incarnation, sessions, transports)
         )
     runtime = RankRuntime(
-        RankPlace(
-            rank=rank,
-            incarnation=incarnation,
-            link_token=link_token(vllm_config),
-            head=place.head_for_ranks,
-            listen=place.rank_listen,
-            advertised_host=place.rank_host,
-        ),
+        _rank_place(place, vllm_config, rank, incarnation),
         ZmqLink(max_frame_bytes=MAX_FRAME_BYTES),
         Codec(config.key_bytes),
         transports,
@@ -198,6 +193,26 @@ def make_rank(
         staging_threads=config.write_parallelism,
     )
     return RankParts(runtime, transports, send_slab, receive_slab, rows)
+
+
+def _check_device(config: Config, device: "torch.device") -> None:
+    if config.slab_device is SlabDevice.CUDA and device.type != "cuda":
+        raise ConfigError(
+            f"slab_device is cuda and the engine runs on {device.type}: set slab_device to auto"
+        )
+
+
+def _rank_place(
+    place: Addresses, vllm_config: "VllmConfig", rank: int, incarnation: int
+) -> RankPlace:
+    return RankPlace(
+        rank=rank,
+        incarnation=incarnation,
+        link_token=link_token(vllm_config),
+        head=place.head_for_ranks,
+        listen=place.rank_listen,
+        advertised_host=place.rank_host,
+    )
 
 
 def _send_settings(config: Config, rank: int, ranks: int, incarnation: int) -> SendSettings:
@@ -277,10 +292,6 @@ def _make_slab(
     from epd_connector.memory.tensors import SlabMemory
 
     if config.slab_device is SlabDevice.CUDA:
-        if device.type != "cuda":
-            raise ConfigError(
-                f"slab_device is cuda and the engine runs on {device.type}: set slab_device to auto"
-            )
         return SlabMemory.on_device(nbytes, device)
     return SlabMemory.on_host(nbytes, shared=shared, pin=device.type == "cuda", owner_tag=tag)
 
