@@ -19,8 +19,8 @@ from epd_connector.stats import Counters
 class CopyDesk:
     """Copies by hash, and the queue of those that wait for memory."""
 
-    def __init__(self, slab_nbytes: int, counters: Counters) -> None:
-        self.effects: list[Effect] = []
+    def __init__(self, slab_nbytes: int, counters: Counters, effects: list[Effect]) -> None:
+        self._effects = effects
         self.slab = Slab(slab_nbytes)
         self._counters = counters
         self._copies: dict[str, StagedCopy] = {}
@@ -73,7 +73,7 @@ class CopyDesk:
             self._queue.popleft()
             copy.region, copy.state = region, CopyState.COPYING
             self._copying[copy.number] = copy
-            self.effects.append(Stage(copy.number, copy.token, region.offset, copy.nbytes))
+            self._effects.append(Stage(copy.number, copy.token, region.offset, copy.nbytes))
 
     def landed(self, number: int) -> StagedCopy | None:
         """Copying has ended, well or not; the copy, or None if it is not known."""
@@ -96,7 +96,7 @@ class CopyDesk:
         if copy.users or copy.number in self._copying or copy.state is CopyState.GONE:
             return
         if copy.state is CopyState.WAITING:
-            self.effects.append(DropRows(copy.token))
+            self._effects.append(DropRows(copy.token))
         copy.state = CopyState.GONE
         del self._copies[copy.hash]
         if copy.region is not None:

@@ -2,17 +2,18 @@
 """The encode rank's desk for prefill ranks: who they are, what they may, whose turn it is.
 
 Owns the peers of ``send.EncodeRank`` and the writes in flight to each; checks a grant
-against the offer (the contract) before anything is written. Does not own rooms. A part
-of that machine, not a machine of its own: it appends to the machine's effects.
+against the offer (the contract) before anything is written. Does not own rooms, or what a
+grant is answered (``send_grants``). A part of that machine, not a machine of its own: it
+appends to the machine's effects.
 """
 
 from collections.abc import Mapping
-from typing import Protocol
 
 from epd_connector.core.deadlines import Deadlines
 from epd_connector.core.effects import Effect, ForgetSession, Reply, Write
 from epd_connector.core.send_events import FromPeer
-from epd_connector.core.send_state import GrantState, HeldGrant, Peer, SendRoom
+from epd_connector.core.send_rooms import RoomTable
+from epd_connector.core.send_state import GrantState, HeldGrant, Peer, SendRoom, SendSettings
 from epd_connector.core.tombstones import Tombstones
 from epd_connector.errors import Code, Failure
 from epd_connector.protocol.frames import Hello, Pong, Refused, Stale, Stalled, Welcome
@@ -25,30 +26,11 @@ IDLE_PEER_S = 120.0
 rank keeps an idle connection: whoever is forgotten here says hello before the next grant."""
 
 
-class DeskSettings(Protocol):
-    """The part of the machine's settings that concerns peers."""
-
-    @property
-    def incarnation(self) -> int: ...
-    @property
-    def rank(self) -> int: ...
-    @property
-    def ranks(self) -> int: ...
-    @property
-    def write_timeout_s(self) -> float: ...
-    @property
-    def peer_timeout_s(self) -> float: ...
-    @property
-    def failed_peer_s(self) -> float: ...
-    @property
-    def write_parallelism(self) -> int: ...
-
-
 class PeerDesk:
     """Peers by incarnation, and the writes in flight to them."""
 
-    def __init__(self, settings: DeskSettings, counters: Counters) -> None:
-        self.effects: list[Effect] = []
+    def __init__(self, settings: SendSettings, counters: Counters, effects: list[Effect]) -> None:
+        self._effects = effects
         self._settings = settings
         self._counters = counters
         self._peers: dict[int, Peer] = {}
@@ -66,7 +48,7 @@ class PeerDesk:
         """Whether the frame is meant for this incarnation; notes that its sender lives."""
         if event.addressee not in (0, self._settings.incarnation):
             self._counters.add("frames_stale")
-            self.effects.append(Reply(event.route, event.sender, Stale()))
+            self._effects.append(Reply(event.route, event.sender, Stale()))
             return False
         peer = self._peers.get(event.sender)
         if peer is not None:
@@ -91,11 +73,11 @@ class PeerDesk:
             return
         self._forget_sessions(dict(peer.hello.sessions.items() - hello.sessions.items()))
         peer.hello = hello
-        self.effects.append(Reply(event.route, event.sender, Welcome()))
+        self._effects.append(Reply(event.route, event.sender, Welcome()))
 
     def pong(self, event: FromPeer) -> None:
         """Answers a heartbeat."""
-        self.effects.append(Reply(event.route, event.sender, Pong()))
+        self._effects.append(Reply(event.route, event.sender, Pong()))
 
     def peer(self, incarnation: int) -> Peer | None:
         """The prefill rank of this incarnation, if it has said hello."""
@@ -145,7 +127,7 @@ class PeerDesk:
 
     def _forget_sessions(self, sessions: Mapping[str, str]) -> None:
         for transport, session in sessions.items():
-            self.effects.append(ForgetSession(transport, session))
+            self._effects.append(ForgetSession(transport, session))
 
     # --- what a grant must be ---------------------------------------------------------
 
@@ -214,11 +196,11 @@ class PeerDesk:
         """``grant`` may be written when it is its turn."""
         grant.peer.backlog.append(grant)
 
-    def pump(self, peer: Peer, rooms: dict[int, SendRoom], now: float) -> None:
+    def pump(self, peer: Peer, rooms: RoomTable, now: float) -> None:
         """Starts writes to ``peer``, as many as may run at once, first come first served."""
         while peer.backlog and peer.writing < self._settings.write_parallelism:
             grant = peer.backlog.popleft()
-            room = rooms.get(grant.frame.room)
+            room = rooms.find(grant.frame.room)
             if grant.state is GrantState.WAITING and room is not None:
                 self._begin_write(grant, room, now)
 
@@ -235,7 +217,7 @@ class PeerDesk:
         self._write_ends.set(number, now + self._settings.write_timeout_s)
         source = copy.region.offset + frame.start * (copy.nbytes // copy.rows)
         session = grant.peer.hello.sessions[frame.transport]
-        self.effects.append(
+        self._effects.append(
             Write(number, frame.transport, session, source, frame.offset, frame.nbytes)
         )
 
@@ -260,7 +242,7 @@ class PeerDesk:
         grant.verdict = Refused(frame.room, frame.grant, failure)
         self._write_ends.clear(grant.write)
         stalled = Stalled(frame.room, frame.grant, failure)
-        self.effects.append(Reply(peer.route, peer.incarnation, stalled))
+        self._effects.append(Reply(peer.route, peer.incarnation, stalled))
 
     def writing(self) -> int:
         """Writes in flight."""

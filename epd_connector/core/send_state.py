@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an encode rank remembers: rooms, grants, staged copies, peers, and the room's life.
 
-Owns the records and the table of transitions of ``send.EncodeRank``; decides nothing.
+Owns the settings, the records and the table of transitions of ``send.EncodeRank``; decides nothing.
 """
 
 import enum
@@ -11,6 +11,23 @@ from dataclasses import dataclass, field
 from epd_connector.errors import Failure
 from epd_connector.memory.slab import Region
 from epd_connector.protocol.frames import Cancelled, Grant, Hello, Landed, Refused
+
+
+@dataclass(frozen=True, slots=True)
+class SendSettings:
+    """What an encode rank is configured with. Times in seconds, sizes in bytes."""
+
+    incarnation: int
+    rank: int
+    ranks: int
+    slab_nbytes: int
+    offer_timeout_s: float
+    write_timeout_s: float
+    peer_timeout_s: float
+    failed_peer_s: float
+    write_parallelism: int
+    max_rooms: int
+    tombstone_s: float
 
 
 class RoomState(enum.Enum):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The encode rank's rules: order, time, ends, and the life of staged copies."""
+"""The encode rank's rules: order, time, ends, and frames that do not fit."""
 
 import itertools
 from dataclasses import replace
@@ -9,7 +9,7 @@ import pytest
 
 from epd_connector.core.effects import Effect, ForgetSession, Reply, Stage, Write
 from epd_connector.core.send import EncodeRank
-from epd_connector.core.send_events import Encoded, Ended, FromPeer, Staged, Stop, Wrote
+from epd_connector.core.send_events import Ended, FromPeer, Stop, Wrote
 from epd_connector.core.send_state import RoomState
 from epd_connector.errors import Code, Failure
 from epd_connector.protocol.frames import (
@@ -28,7 +28,6 @@ from tests.unit.send_bench import (
     ROW_NBYTES,
     ROWS,
     SETTINGS,
-    WIDTH,
     Bench,
     answers,
     dropped,
@@ -289,92 +288,6 @@ def test_a_stop_fails_everything_and_begins_nothing() -> None:
     bench.claim(4, "other")
     assert dropped(bench.encode("other", 9)) == [9]
     bench.wrote(effects)
-    assert bench.at_rest()
-
-
-# --- copies ----------------------------------------------------------------------------
-
-
-def test_rooms_of_one_item_share_one_copy() -> None:
-    bench = Bench()
-    bench.hello()
-    bench.claim(1)
-    bench.claim(2)
-    bench.grant(1, 1)
-    bench.grant(2, 2)
-    effects = bench.encode()
-    assert len(of(Stage, effects)) == 1
-    bench.claim(3)
-    effects = bench.stage(effects)
-    assert dropped(bench.encode(token=2)) == [2]
-    bench.claim(4)
-    assert bench.state(4) is RoomState.OFFERED
-    writes = of(Write, effects + bench.grant(3, 3) + bench.grant(4, 4))
-    assert len({write.source for write in writes}) == 1
-    for write in writes:
-        bench.do(Wrote(write.write))
-    assert bench.at_rest()
-
-
-def test_copies_wait_for_memory_in_order() -> None:
-    bench = Bench(slab_nbytes=512)
-    sizes = {1: 256, 2: 512, 3: 256}
-    staged = []
-    for room, nbytes in sizes.items():
-        bench.claim(room, f"h{room}")
-        event = Encoded(f"h{room}", room, ROWS, WIDTH, "bfloat16", nbytes)
-        staged += of(Stage, bench.do(event))
-    assert [stage.token for stage in staged] == [1], "the third must not overtake the second"
-    bench.do(Staged(1))
-    assert [stage.token for stage in of(Stage, bench.skip(1))] == [2]
-    bench.do(Staged(2))
-    assert [stage.token for stage in of(Stage, bench.skip(2))] == [3]
-    assert bench.count("stagings_deferred") > 0
-
-
-def test_a_copy_that_nobody_waits_for_any_more_lets_the_next_one_in() -> None:
-    bench = Bench(slab_nbytes=512)
-    for room in (1, 2, 3):
-        bench.claim(room, f"h{room}")
-        nbytes = 512 if room == 2 else 256
-        bench.do(Encoded(f"h{room}", room, ROWS, WIDTH, "bfloat16", nbytes))
-    effects = bench.skip(2)
-    assert dropped(effects) == [2]
-    assert [stage.token for stage in of(Stage, effects)] == [3]
-
-
-def test_an_item_larger_than_the_slab_fails_with_the_remedy() -> None:
-    bench = Bench(slab_nbytes=256)
-    bench.asked()
-    bench.claim()
-    effects = bench.do(Encoded("h", 1, ROWS, WIDTH, "bfloat16", 257))
-    assert dropped(effects) == [1]
-    assert reason(effects).code is Code.TOO_LARGE
-    assert all(word in reason(effects).reason for word in ("257", "256", "send_slab_bytes"))
-    assert bench.at_rest()
-
-
-def test_a_staging_error_fails_only_the_rooms_of_that_item() -> None:
-    bench = Bench()
-    bench.hello()
-    for room, hash in ((1, "a"), (2, "a"), (3, "b")):
-        bench.claim(room, hash)
-        bench.grant(room, room)
-    bench.encode("a")
-    bench.encode("b", 2)
-    effects = bench.do(Staged(1, BROKEN))
-    assert answers(effects) == [(0, "Refused", 1, 1), (0, "Refused", 2, 2)]
-    assert len(of(Write, bench.do(Staged(2)))) == 1
-
-
-def test_memory_that_is_copied_into_stays_until_copying_has_ended() -> None:
-    bench = Bench()
-    bench.claim()
-    effects = bench.encode()
-    bench.skip()
-    assert bench.machine.balance().leased > 0
-    assert not bench.machine.idle()
-    bench.stage(effects)
     assert bench.at_rest()
 
 
