@@ -172,16 +172,13 @@ def make_rank(
     incarnation = new_incarnation()
     sender = receiver = send_slab = receive_slab = rows = None
     if config.role.sends:
-        send_slab = _make_slab(config, config.send_slab_bytes, "send slab", device, shared=False)
-        for transport in transports.values():
-            transport.register_source(send_slab)
+        send_slab = _send_slab(config, transports, device)
         rows = TensorRows(send_slab)
         sender = EncodeRank(_send_settings(config, rank, ranks, incarnation))
     if config.role.receives:
         receive_slab, sessions = _receive_slab(config, transports, device)
-        receiver = PrefillRank(
-            _receive_settings(config, rank, ranks, incarnation, sessions, transports)
-        )
+        settings = _receive_settings(config, rank, ranks, incarnation, sessions, transports)
+        receiver = PrefillRank(settings)
     runtime = RankRuntime(
         _rank_place(place, vllm_config, rank, incarnation),
         ZmqLink(max_frame_bytes=MAX_FRAME_BYTES),
@@ -275,6 +272,15 @@ def _start_transports(config: Config, host: str) -> dict[str, Transport]:
     if not transports:
         raise TransportError(f"transport auto: none can be used here: {'; '.join(reasons)}")
     return transports
+
+
+def _send_slab(
+    config: Config, transports: dict[str, Transport], device: "torch.device"
+) -> "SlabMemory":
+    slab = _make_slab(config, config.send_slab_bytes, "send slab", device, shared=False)
+    for transport in transports.values():
+        transport.register_source(slab)
+    return slab
 
 
 def _receive_slab(
