@@ -4,7 +4,7 @@
 from vllm.v1.request import RequestStatus
 
 from epd_connector.hosts.vllm.plan import LoadSpec, StepPlan
-from tests.unit.host_bench import ROWS, Host, request, tickets
+from tests.unit.host_bench import ROWS, RUNNING, Host, feature, request, tickets
 
 # --- receiving ------------------------------------------------------------------------------
 
@@ -172,33 +172,78 @@ def test_an_entry_with_pixels_is_relied_on_and_needs_no_room() -> None:
     assert host.opened() == []
 
 
-def test_an_entry_without_pixels_is_relied_on_while_nobody_allocates() -> None:
+def test_an_entry_without_pixels_that_nobody_refers_to_is_received_all_the_same() -> None:
+    """The host may remove it in the pass under way, and could not encode the item itself."""
     host = Host()
     cached(host)
-    assert host.available(request("r", "a", tickets(2)))
-
-
-def test_an_entry_that_nobody_refers_to_may_be_gone_when_another_request_allocates() -> None:
-    host = Host()
-    cached(host)
-    assert host.available(request("other", "b", None, pixels=True))
     r = request("r", "a", tickets(2))
-    assert not host.available(r)
-    host.step(free_encoder_mm_hashes=["a"])
-    # The pass is over, and the entry is gone: it is received.
     assert not host.available(r)
     host.land(2)
     assert host.available(r)
 
 
-def test_an_entry_that_survived_the_pass_is_relied_on_in_the_next() -> None:
+def test_a_resumed_request_does_not_rely_on_what_it_needed_before() -> None:
     host = Host()
-    cached(host)
-    assert host.available(request("other", "b", None, pixels=True))
-    r = request("r", "a", tickets(2))
+    q, r = request("q", "a", tickets(1)), request("r", "a", tickets(2))
+    assert not host.available(q)
     assert not host.available(r)
-    host.step()
+    host.land(1)
+    assert host.available(q)
+    host.runs(q, 0)
+    # r is let through by the entry that q refers to, runs past it, and is preempted.
     assert host.available(r)
+    r.status = RUNNING
+    assert host.available(r, computed=ROWS)
+    r.status = RequestStatus.PREEMPTED
+    host.finish(q)
+    host.step(free_encoder_mm_hashes=["a"], preempted_req_ids={"r"})
+    drop_residents(host)
+    assert not host.available(r)
+    assert not host.adapter.has_cache_item("a")
+    assert host.adapter.take_unavailable_requests() == {"r"}
+
+
+def test_with_pixels_a_resumed_request_whose_room_is_used_is_encoded_by_the_host() -> None:
+    host = Host()
+    r = request("r", "a", tickets(1), pixels=True)
+    assert not host.available(r)
+    host.land(1)
+    assert host.available(r)
+    host.runs(r, 0)
+    r.status = RequestStatus.PREEMPTED
+    host.step(free_encoder_mm_hashes=["a"], preempted_req_ids={"r"})
+    drop_residents(host)
+    assert host.available(r)
+    assert not host.adapter.has_cache_item("a")
+    assert host.adapter.take_unavailable_requests() == set()
+
+
+def test_a_request_that_ends_before_it_was_asked_for_lets_its_rooms_go() -> None:
+    host = Host()
+    host.finish(request("r", "ab", tickets(1, 2)))
+    assert sorted(host.skipped()) == [1, 2]
+    assert host.adapter.take_unavailable_requests() == set()
+
+
+def test_media_that_a_session_brings_later_is_seen() -> None:
+    host = Host()
+    r = request("r", "a", tickets(1))
+    assert not host.available(r)
+    host.land(1)
+    assert host.available(r)
+    host.runs(r, 0)
+    assert host.available(r, computed=ROWS)
+    r.mm_features.append(feature("b", 1))
+    assert not host.available(r, computed=ROWS)
+    assert host.adapter.take_unavailable_requests() == {"r"}
+
+
+def drop_residents(host: Host) -> None:
+    """Another item takes the bytes of those that nobody waits for."""
+    prefill = host.runtime._prefill
+    assert prefill is not None
+    while prefill._desk.drop_oldest():
+        pass
 
 
 def test_a_request_that_allocates_itself_does_not_rely_on_an_entry_without_references() -> None:

@@ -99,7 +99,6 @@ def test_nothing_of_a_request_is_kept_when_it_is_over() -> None:
     host.step()
     adapter = host.adapter
     assert not adapter._entries
-    assert not adapter._rooms
     assert not adapter._claimed
     assert not adapter._unavailable
 

@@ -52,13 +52,6 @@ def test_an_entry_removed_and_made_again_is_referred_to_by_its_maker_only() -> N
     assert not mirror.referenced("a")
 
 
-def test_shrinking_ends_with_the_pass() -> None:
-    mirror = CacheMirror()
-    mirror.shrinking = True
-    mirror.pass_ended(removed=(), preempted=())
-    assert not mirror.shrinking
-
-
 def test_nothing_is_kept_of_requests_without_references() -> None:
     mirror = CacheMirror()
     for number in range(100):

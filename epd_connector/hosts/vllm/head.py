@@ -22,12 +22,13 @@ from epd_connector.errors import Code, Failure, RequestError
 from epd_connector.hosts.vllm.media import MediaFields
 from epd_connector.hosts.vllm.mirror import CacheMirror
 from epd_connector.hosts.vllm.plan import ClaimSpec, LoadSpec, StepPlan
-from epd_connector.hosts.vllm.requests import Entry, Item
+from epd_connector.hosts.vllm.requests import Entry, Item, RecentRooms
 from epd_connector.hosts.vllm.tickets import read_tickets
 from epd_connector.runtime.head import HeadRuntime
 from epd_connector.stats import Counters
 
 if TYPE_CHECKING:
+    from vllm.multimodal.inputs import MultiModalFeatureSpec
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
@@ -45,7 +46,7 @@ class HeadAdapter:
         self._media = media
         self._own_address = own_address
         self._entries: dict[str, Entry] = {}
-        self._rooms: set[int] = set()
+        self._own_rooms = RecentRooms(config.max_rooms)
         self._claimed: dict[str, set[str]] = {}
         self._mirror = CacheMirror()
         self._plan = StepPlan()
@@ -59,6 +60,8 @@ class HeadAdapter:
         entry = self._entries.get(request.request_id)
         if entry is None:
             entry = self._admit(request)
+        elif len(request.mm_features) != len(entry.items):
+            self._extend(request, entry)
         if num_computed_tokens >= entry.settled_at:
             return True
         if self._config.role.receives:
@@ -72,16 +75,7 @@ class HeadAdapter:
 
     def _admit(self, request: "Request") -> Entry:
         """First sight of a request: read its tickets, claim or join."""
-        items = [
-            Item(
-                hash=feature.identifier,
-                rows=feature.mm_position.get_num_embeds(),
-                modality=feature.modality,
-                end=feature.mm_position.offset + feature.mm_position.length,
-                encodable=self._media.encodable(feature),
-            )
-            for feature in request.mm_features
-        ]
+        items = [self._item(feature) for feature in request.mm_features]
         entry = self._entries[request.request_id] = Entry(request.request_id, items)
         try:
             tickets = read_tickets(request.ec_transfer_params, len(items))
@@ -100,45 +94,53 @@ class HeadAdapter:
             self._runtime.tell(admission.Joined(entry.request, tuple(specs)))
         return entry
 
+    def _item(self, feature: "MultiModalFeatureSpec") -> Item:
+        return Item(
+            hash=feature.identifier,
+            rows=feature.mm_position.get_num_embeds(),
+            modality=feature.modality,
+            end=feature.mm_position.offset + feature.mm_position.length,
+            encodable=self._media.encodable(feature),
+        )
+
+    def _extend(self, request: "Request", entry: Entry) -> None:
+        """A streaming session has brought more media. No rooms come with it."""
+        entry.extend([self._item(f) for f in request.mm_features[len(entry.items) :]])
+
     def _claims(self, ticket: admission.Ticket) -> bool:
         """Whether this engine is the one that encodes for ``ticket``."""
         role = self._config.role
         return role.sends and (not role.receives or ticket.address == self._own_address)
 
     def _claim(self, entry: Entry, item: Item, room: int) -> None:
-        if self._config.role.receives and room in self._rooms:
+        if self._config.role.receives and self._own_rooms.seen(room):
             # This engine sends the item to itself: its own encoder cache is the transfer.
             self._runtime.tell_encode(RoomsUnneeded((room,)))
             return
-        self._rooms.add(room)
         entry.claims.append((room, item.hash))
         self._claimed.setdefault(item.hash, set()).add(entry.request)
         self._plan.claims.append(ClaimSpec(room, item.hash, item.rows))
 
     def _available(self, request: "Request", entry: Entry, computed: int) -> bool:
-        self._spare_computed(request, entry, computed)
+        self._follow(request, entry, computed)
         needed = []
-        allocates = False
         for item in entry.items:
-            if item.end <= computed:
-                continue
-            if self._mirror.holds(item.hash):
-                if item.encodable or self._mirror.referenced(item.hash):
-                    continue
-                if self._mirror.shrinking and not self._runtime.holds(item.hash):
-                    return False
-                if not self._mirror.shrinking and not allocates:
-                    continue
-            allocates = True
-            if self._host_encodes(entry, item):
+            if item.end <= computed or self._is_cached(item) or self._host_encodes(entry, item):
                 continue
             if entry.failed:
                 return False
             needed.append(item.hash)
-        if needed and not self._received(entry, needed):
-            return False
-        self._mirror.shrinking |= allocates
-        return True
+        return not needed or self._received(entry, needed)
+
+    def _is_cached(self, item: Item) -> bool:
+        """Whether the host's encoder cache can be relied on for the item.
+
+        An entry that no request refers to may be gone in the pass that is under way. The
+        host then encodes an item with pixels; without pixels it would fail as a whole.
+        """
+        return self._mirror.holds(item.hash) and (
+            item.encodable or self._mirror.referenced(item.hash)
+        )
 
     def _host_encodes(self, entry: Entry, item: Item) -> bool:
         """Whether the item is not to be received; fails a request whose item nobody can make."""
@@ -149,8 +151,8 @@ class HeadAdapter:
         if item.encodable:
             return True
         reason = (
-            f"item {item.hash[:16]} came without pixels and without a room: send its pixels, or "
-            "a room in ec_transfer_params"
+            f"item {item.hash[:16]} came without pixels and without a room that is still good: "
+            "send its pixels, or a new room in ec_transfer_params"
         )
         self._fail(entry, Failure(Code.BAD_REQUEST, reason))
         return False
@@ -162,22 +164,30 @@ class HeadAdapter:
             self._runtime.tell(admission.Needed(entry.request, _unique(fresh)))
         state = self._runtime.ask(entry.request)
         self._note_outcomes()
-        return state is RequestState.READY and not entry.failed
+        if state is not RequestState.READY or entry.failed:
+            return False
+        lost = [hash for hash in needed if not self._runtime.holds(hash)]
+        entry.needed.difference_update(lost)
+        return not lost
 
-    def _spare_computed(self, request: "Request", entry: Entry, computed: int) -> None:
+    def _follow(self, request: "Request", entry: Entry, computed: int) -> None:
         """Rooms of items whose tokens are computed for good are not needed any more.
 
         Only a running request's tokens are: a prefix hit that was merely looked up can be
-        gone before the request is scheduled.
+        gone before the request is scheduled. A preempted request refers to no cache entry.
         """
         from vllm.v1.request import RequestStatus
 
+        if request.status == RequestStatus.PREEMPTED:
+            self._mirror.left(entry.request)
         if request.status != RequestStatus.RUNNING:
             return
         pending = {item.hash for item in entry.items if item.end > computed}
         spared = [hash for hash in entry.unspared if hash not in pending]
         if spared:
             entry.unspared.difference_update(spared)
+            entry.needed.difference_update(spared)
+            entry.ticketed.difference_update(spared)
             self._runtime.tell(admission.Spared(entry.request, tuple(spared)))
         if not pending:
             entry.settled_at = entry.last_end
@@ -216,6 +226,7 @@ class HeadAdapter:
         entry = self._entries.get(request.request_id)
         if entry is not None:
             entry.needed.discard(hash)
+            entry.ticketed.discard(hash)
 
     def update_state_after_free(self, request: "Request", index: int) -> None:
         """A request does not refer to the host's encoder-cache entry any more."""
@@ -245,8 +256,11 @@ class HeadAdapter:
 
     def request_finished(self, request: "Request") -> dict[str, object] | None:
         """A request is over. An encode engine's answer describes its items."""
-        self._unavailable.discard(request.request_id)
         self._mirror.left(request.request_id)
+        if request.ec_transfer_params is not None and request.request_id not in self._entries:
+            # It ended before the scheduler asked: what it named must be let go all the same.
+            self._admit(request)
+        self._unavailable.discard(request.request_id)
         entry = self._entries.pop(request.request_id, None)
         if entry is not None:
             if self._config.role.receives:
@@ -266,7 +280,6 @@ class HeadAdapter:
             "were in the prefix cache",
         )
         self._runtime.tell_encode(RequestOver(rooms, failure))
-        self._rooms.difference_update(rooms)
         self._plan.claims = [c for c in self._plan.claims if c.room not in rooms]
         for _, hash in entry.claims:
             claimants = self._claimed.get(hash)

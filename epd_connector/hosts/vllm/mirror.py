@@ -10,14 +10,9 @@ from collections.abc import Iterable
 
 
 class CacheMirror:
-    """Entries by hash, with the requests known to refer to each.
-
-    ``shrinking``: in the pass under way a request was let through that makes the host
-    allocate, so entries without references may be gone already.
-    """
+    """Entries by hash, with the requests known to refer to each."""
 
     def __init__(self) -> None:
-        self.shrinking = False
         self._entries: dict[str, set[str]] = {}
         self._by_request: dict[str, set[str]] = {}
 
@@ -50,7 +45,6 @@ class CacheMirror:
 
     def pass_ended(self, removed: Iterable[str], preempted: Iterable[str]) -> None:
         """The scheduling pass is over: the host removed entries and preempted requests in it."""
-        self.shrinking = False
         for request in preempted:
             self.left(request)
         for hash in removed:

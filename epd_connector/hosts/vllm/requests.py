@@ -2,6 +2,7 @@
 """What the head adapter remembers of one request. Plain records of the scheduler's thread."""
 
 import sys
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
 
@@ -42,3 +43,27 @@ class Entry:
     def __post_init__(self) -> None:
         self.unspared = {item.hash for item in self.items}
         self.last_end = max((item.end for item in self.items), default=0)
+
+    def extend(self, items: list[Item]) -> None:
+        """More media has come: nothing is settled any more."""
+        self.items.extend(items)
+        self.unspared.update(item.hash for item in items)
+        self.last_end = max(item.end for item in self.items)
+        self.settled_at = sys.maxsize
+
+
+class RecentRooms:
+    """Rooms that were seen, at most ``limit`` of them; the oldest are forgotten first."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._rooms: OrderedDict[int, None] = OrderedDict()
+
+    def seen(self, room: int) -> bool:
+        """Whether ``room`` was seen before; from now on it was."""
+        before = room in self._rooms
+        self._rooms[room] = None
+        self._rooms.move_to_end(room)
+        while len(self._rooms) > self._limit:
+            self._rooms.popitem(last=False)
+        return before
