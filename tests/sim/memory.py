@@ -16,7 +16,7 @@ from tests.sim.network import Timeline, Weather
 
 WIDTH, ITEMSIZE, DTYPE = 4, 2, "bfloat16"
 ROW_NBYTES = WIDTH * ITEMSIZE
-FENCE_S = 0.5
+FENCE_S = 2.0
 """Seconds after the death of a writer that its writes still land."""
 
 
