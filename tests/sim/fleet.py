@@ -23,6 +23,8 @@ from tests.sim.jobs import End, Job, Scheduler
 from tests.sim.network import Weather
 from tests.sim.prefill import PrefillProcess
 
+RECOVERY_S = 30.0
+"""Seconds of calm after which everything works again."""
 OVER = Failure(Code.ENCODE_FAILED, "the request is over")
 MAX_ROWS = 60
 ITEMS = 12
@@ -38,7 +40,10 @@ class Shape:
 
 
 class Fleet(Ground):
-    """Encode and prefill engines, and ``requests`` until it is calm."""
+    """Encode and prefill engines, and ``requests`` until it is calm.
+
+    Long after that, every prefill engine gets one last request for each encode engine.
+    """
 
     def __init__(
         self, seed: int, weather: Weather, requests: int, shape: Shape | None = None
@@ -53,6 +58,7 @@ class Fleet(Ground):
         self.gone: list[Scheduler] = []
         for number in range(requests):
             self._plan_request(f"request-{number}")
+        self._plan_last_requests()
         self.plan(weather.cuts, self._cut)
         self.plan(weather.encode_deaths, self._restart_encode)
         self.plan(weather.prefill_deaths, self._restart_prefill)
@@ -65,10 +71,14 @@ class Fleet(Ground):
         return [job for scheduler in [*self.gone, *self.schedulers] for job in scheduler.ended]
 
     def ends(self) -> Counter[End | None]:
-        """How many requests ended in which way."""
-        return Counter(job.end for job in self.jobs())
+        """How many requests ended in which way, the last ones aside."""
+        return Counter(job.end for job in self.jobs() if not job.request.startswith("last"))
 
     def assert_at_rest(self) -> None:
+        last = [job for job in self.jobs() if job.request.startswith("last")]
+        assert len(last) == len(self.schedulers) * len(self.encodes)
+        for job in last:
+            assert job.end is End.LOADED, f"{job.request} after the storm: {job.failure}"
         for scheduler in self.schedulers:
             assert not scheduler.jobs, f"requests {list(scheduler.jobs)} never ended"
             scheduler.host.assert_at_rest()
@@ -122,6 +132,23 @@ class Fleet(Ground):
         for spec in items:
             if spec.room is not None:
                 self._plan_encode(spec, spec.room, when)
+
+    def _plan_last_requests(self) -> None:
+        when = self.weather.calm_at + RECOVERY_S
+        for place in range(len(self.schedulers)):
+            for address in self.encodes:
+                name = f"last-{place}-{address}"
+                spec = ItemSpec(name, MAX_ROWS, MODALITY, self.new_id(), address)
+                self.timeline.at(when, partial(self._start, place, name, (spec,)))
+                self.timeline.at(when, partial(self._encode, spec))
+                when += 1.0
+
+    def _encode(self, spec: ItemSpec) -> None:
+        """The encode engine's half of an item, as it should be."""
+        assert spec.room is not None
+        engine = self.encodes[spec.address].engine
+        engine.tell(Claim(spec.room, spec.hash, spec.rows))
+        self.timeline.after(0.1, lambda: engine.encoded(spec.hash, spec.rows))
 
     def _draw_item(self) -> ItemSpec:
         hash = f"item-{self.rng.randrange(ITEMS)}"

@@ -36,7 +36,7 @@ STORMS = {
 
 def play(seed: int, weather: Weather) -> Fleet:
     fleet = Fleet(seed, weather, REQUESTS)
-    fleet.run(seconds_of_calm=60.0)
+    fleet.run(seconds_of_calm=90.0)
     fleet.assert_at_rest()
     assert sum(fleet.ends().values()) == REQUESTS
     return fleet
