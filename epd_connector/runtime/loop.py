@@ -82,7 +82,7 @@ class Loop(Generic[P]):
         self._link.wake()
 
     def stop(self, timeout_s: float) -> bool:
-        """Ends the thread after its current turn; whether it has ended. Idempotent."""
+        """Ends the thread once it has handled what was posted; whether it has. Idempotent."""
         self._stopping.set()
         self._link.wake()
         if self._started and self._thread is not threading.current_thread():
@@ -90,7 +90,10 @@ class Loop(Generic[P]):
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while not self._stopping.is_set():
+        stopping = False
+        while not stopping:
+            # Seen before the turn: what was posted before the stop is handled in it.
+            stopping = self._stopping.is_set()
             self.turn()
 
     def turn(self) -> None:
@@ -107,7 +110,7 @@ class Loop(Generic[P]):
         self._call(self._driver.on_turn, self._clock())
 
     def _guarded_wait(self) -> float | None:
-        if self._posts:
+        if self._posts or self._stopping.is_set():
             return 0.0
         try:
             wait = self._driver.next_wait(self._clock())

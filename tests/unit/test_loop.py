@@ -91,3 +91,25 @@ def test_start_and_stop_are_idempotent_and_end_the_thread(network: MemoryNetwork
     assert not loop.post("too late")
     assert driver.seen == ["heard"]
     link.close()
+
+
+def test_what_was_posted_before_the_stop_is_handled() -> None:
+    from epd_connector.link.zmq_link import ZmqLink
+
+    class Stopper(Recorder):
+        def on_post(self, post: str, now: float) -> None:
+            super().on_post(post, now)
+            if post == "first":
+                loop.post("last")
+                loop.stop(0)
+                stopped.set()
+
+    stopped = threading.Event()
+    driver, link = Stopper(), ZmqLink()
+    loop: Loop[str] = Loop("test", link, driver)
+    loop.post("first")
+    loop.start()
+    assert stopped.wait(30)
+    assert loop.stop(30)
+    assert driver.seen == ["first", "last"]
+    link.close()

@@ -221,6 +221,22 @@ def test_a_load_is_told_when_it_was_read_and_not_before(prefill: Worker) -> None
     assert told == [RoomLoaded(5)]
 
 
+def test_a_read_whose_end_is_unknown_is_not_told_and_the_next_one_is(prefill: Worker) -> None:
+    def broken() -> None:
+        raise RuntimeError("the device is lost")
+
+    prefill.adapter._report_read(5, broken)
+    prefill.adapter._report_read(6, lambda: None)
+    told: list[AnyFrame] = []
+
+    def one() -> bool:
+        told.extend(prefill.told())
+        return bool(told)
+
+    until(one)
+    assert told == [RoomLoaded(6)]
+
+
 def test_a_rank_that_has_no_part_in_transfers_does_nothing() -> None:
     config = Config.from_extra({}, role=Role.PRODUCER, default_host="here", default_port=1)
     idle = RankAdapter(config, None)

@@ -114,7 +114,12 @@ class RankAdapter:
         runtime = self._parts.runtime
 
         def run() -> None:
-            wait()
+            try:
+                wait()
+            except Exception:
+                # Who knows what still reads the region: it stays as it is.
+                logger.exception("the load of room %016x does not end", room)
+                return
             runtime.post(Loaded(room))
 
         if not self._readers.submit(0, Job(run=run, abandon=lambda: None)):
