@@ -32,22 +32,22 @@ def where(transfer: Transfer) -> str:
 
 
 def phase(transfer: Transfer, settings: AdmissionSettings) -> str:
-    """What ``transfer`` waited for until the deadline."""
-    limit = f"for {settings.receive_timeout_s} s (receive_timeout_s)"
+    """What ``transfer`` waited for when the deadline came: not for all of the time, maybe."""
     match transfer.state:
         case TransferState.RESOLVING:
-            what = f"the encode engine did not say who it is {limit}"
+            what = "the encode engine had not said yet who it is"
         case TransferState.QUEUED:
             what = (
                 f"no memory for {transfer.nbytes} bytes in the receive slab of "
-                f"{settings.slab_nbytes} bytes {limit}: raise receive_slab_bytes"
+                f"{settings.slab_nbytes} bytes: raise receive_slab_bytes"
             )
         case TransferState.CLEARING:
-            what = f"an earlier attempt could still write {limit}"
+            what = "an earlier attempt could still write"
         case _:
             missing = sorted(set(range(settings.ranks)) - transfer.landed)
-            what = f"rows had not landed on ranks {missing} {limit}"
-    return f"{where(transfer)}: {what}"
+            what = f"rows had not landed on ranks {missing}"
+    limit = f"not received within {settings.receive_timeout_s} s (receive_timeout_s)"
+    return f"{where(transfer)}: {limit}: {what}"
 
 
 def other_rows(item: Item, rows: int) -> Failure:

@@ -269,7 +269,9 @@ def test_a_deadline_names_the_engine_that_is_being_asked() -> None:
     head.wait(58, "r")
     head.fail(5, Code.STALE)
     head.release(5)
-    assert "did not say who it is" in failed(head.wait(2, "r"))["r"].reason
+    reason = failed(head.wait(2, "r"))["r"].reason
+    assert "not received within 60.0 s (receive_timeout_s)" in reason
+    assert reason.endswith("the encode engine had not said yet who it is"), "asked for 2 s only"
 
 
 def test_two_deadlines_at_once_fail_the_request_once() -> None:
