@@ -61,6 +61,7 @@ class Counters:
     leases_deferred: int = 0
     peers_lost: int = 0
     errors_internal: int = 0
+    loops_stalled: int = 0
 
     # Durations, newest last, in seconds
     encoded_to_landed_s: list[float] = field(default_factory=list)

@@ -263,6 +263,10 @@ class HeadRuntime:
         """See ``loop.Driver``."""
         self._counters.add("errors_internal")
 
+    def on_stall(self) -> None:
+        """See ``loop.Driver``."""
+        self._counters.add("loops_stalled")
+
     def _on_rank(self, peer: PeerId, envelope: Envelope, now: float) -> None:
         frame = envelope.frame
         if isinstance(frame, RankUp):

@@ -20,6 +20,8 @@ P = TypeVar("P")
 P_contra = TypeVar("P_contra", contravariant=True)
 
 MAX_POSTS = 65536
+STALL_S = 1.0
+"""Seconds for which a loop must be kept from its work to be called stalled."""
 
 
 class Driver(Protocol[P_contra]):
@@ -39,6 +41,9 @@ class Driver(Protocol[P_contra]):
 
     def on_error(self) -> None:
         """One of the calls above raised; it was logged."""
+
+    def on_stall(self) -> None:
+        """The thread was kept from running for ``STALL_S`` or longer; it was logged."""
 
 
 class Loop(Generic[P]):
@@ -102,12 +107,27 @@ class Loop(Generic[P]):
         Posts come before frames: what this process said before a peer heard of it is known
         here before that peer's answer is.
         """
-        frames = self._link.wait(self._guarded_wait())
+        frames = self._wait(self._guarded_wait())
+        began = self._clock()
         for _ in range(len(self._posts)):
             self._call(self._driver.on_post, self._posts.popleft(), self._clock())
         for peer, payload in frames:
             self._call(self._driver.on_frame, peer, payload, self._clock())
         self._call(self._driver.on_turn, self._clock())
+        self._note_stall("was busy", self._clock() - began)
+
+    def _wait(self, timeout_s: float | None) -> list[tuple[PeerId, bytes]]:
+        before = self._clock()
+        frames = self._link.wait(timeout_s)
+        if timeout_s is not None:
+            self._note_stall("did not run", self._clock() - before - timeout_s)
+        return frames
+
+    def _note_stall(self, what: str, seconds: float) -> None:
+        """Peers may take a process for dead whose loop does not get to run."""
+        if seconds >= STALL_S:
+            logger.warning("%s: %s for %.1f s", self._thread.name, what, seconds)
+            self._driver.on_stall()
 
     def _guarded_wait(self) -> float | None:
         if self._posts or self._stopping.is_set():

@@ -247,6 +247,10 @@ class RankRuntime:
         """See ``loop.Driver``."""
         self.counters.add("errors_internal")
 
+    def on_stall(self) -> None:
+        """See ``loop.Driver``."""
+        self.counters.add("loops_stalled")
+
     def _on_head(self, envelope: Envelope, now: float) -> None:
         if envelope.sender != self._place.link_token:
             self.counters.add("frames_stale")

@@ -8,6 +8,7 @@ import pytest
 from epd_connector.link.base import PeerId
 from epd_connector.runtime import loop as loop_module
 from epd_connector.runtime.loop import Loop
+from epd_connector.testing.clock import ManualClock
 from epd_connector.testing.memory_link import MemoryLink, MemoryNetwork
 
 
@@ -17,6 +18,8 @@ class Recorder:
     def __init__(self) -> None:
         self.seen: list[object] = []
         self.errors = 0
+        self.stalls = 0
+        self.wait: float | None = None
         self.turned = threading.Event()
 
     def on_post(self, post: str, now: float) -> None:
@@ -31,10 +34,13 @@ class Recorder:
         self.turned.set()
 
     def next_wait(self, now: float) -> float | None:
-        return None
+        return self.wait
 
     def on_error(self) -> None:
         self.errors += 1
+
+    def on_stall(self) -> None:
+        self.stalls += 1
 
 
 @pytest.fixture
@@ -113,3 +119,25 @@ def test_what_was_posted_before_the_stop_is_handled() -> None:
     assert loop.stop(30)
     assert driver.seen == ["first", "last"]
     link.close()
+
+
+class LateLink(MemoryLink):
+    """Its waits take longer than they were asked to."""
+
+    def __init__(self, clock: ManualClock, late_s: float) -> None:
+        super().__init__(MemoryNetwork(), "late", 1 << 20, 4096, 4096)
+        self._clock, self._late_s = clock, late_s
+
+    def wait(self, timeout_s: float | None) -> list[tuple[PeerId, bytes]]:
+        assert timeout_s is not None
+        self._clock.advance(timeout_s + self._late_s)
+        return super().wait(0)
+
+
+@pytest.mark.parametrize(("late_s", "stalls"), [(0.5, 0), (loop_module.STALL_S, 1)])
+def test_a_thread_that_was_kept_from_running_says_so(late_s: float, stalls: int) -> None:
+    clock, driver = ManualClock(), Recorder()
+    driver.wait = 1.0
+    loop: Loop[str] = Loop("test", LateLink(clock, late_s), driver, clock.now)
+    loop.turn()
+    assert driver.stalls == stalls
