@@ -36,6 +36,7 @@ class Counters:
 
     # Items
     items_offered: int = 0
+    items_sent: int = 0
     items_landed: int = 0
     items_published: int = 0
     items_reloaded: int = 0

@@ -18,7 +18,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
-from epd_connector.cli.demo_report import Answer, Findings, as_json, problems, table, verdict
+from epd_connector.cli.demo_report import (
+    NOTE,
+    Answer,
+    Findings,
+    as_json,
+    problems,
+    table,
+    verdict,
+)
 from epd_connector.errors import EPDError
 from epd_connector.memory.segment import sweep_stale_segments
 from epd_connector.protocol.frames import Report
@@ -98,6 +106,7 @@ def run(args: argparse.Namespace) -> int:
         return _finish(args, found, [reason or repr(error)])
     _say("")
     _say(table(found))
+    _say(NOTE)
     return _finish(args, found, problems(found))
 
 

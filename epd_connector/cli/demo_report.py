@@ -109,6 +109,10 @@ def table(found: Findings) -> str:
     return align(rows)
 
 
+NOTE = "encoded to landed includes the wait until the prefill engine asks for the rows"
+"""Below the table: on a busy machine that wait is most of it."""
+
+
 def align(rows: Sequence[tuple[str, ...]]) -> str:
     """Rows of cells as lines with columns two spaces apart, no spaces at the ends."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

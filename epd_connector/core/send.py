@@ -129,11 +129,11 @@ class EncodeRank:
         if self._copies.find(event.hash) is not None or not waiting:
             self._effects.append(DropRows(event.token))
             return
-        oversized = self._copies.oversized(event)
-        if oversized is not None:
+        refusal = self._copies.refusal(event)
+        if refusal is not None:
             self._effects.append(DropRows(event.token))
             for room in waiting:
-                self._grants.fail(room, oversized)
+                self._grants.fail(room, refusal)
             return
         copy = self._copies.make(event, self._now)
         for room in waiting:

@@ -15,6 +15,9 @@ from epd_connector.errors import Code, Failure
 from epd_connector.memory.slab import RegionState, Slab
 from epd_connector.stats import Counters
 
+MAX_WAITING_SLABS = 2
+"""Rows that wait for memory may take this many times the slab's size, outside of it."""
+
 
 class CopyDesk:
     """Copies by hash, and the queue of those that wait for memory."""
@@ -32,15 +35,20 @@ class CopyDesk:
         """The copy of item ``hash``, if there is one."""
         return self._copies.get(hash)
 
-    def oversized(self, event: Encoded) -> Failure | None:
-        """Why the item can never be staged, or None."""
-        if self.slab.fits(event.nbytes):
+    def refusal(self, event: Encoded) -> Failure | None:
+        """Why the item cannot be staged, now or ever, or None.
+
+        Rows that wait keep the tower's memory, so what may wait is bounded, too.
+        """
+        remedy = "raise send_slab_bytes on the encode engine"
+        if not self.slab.fits(event.nbytes):
+            reason = f"item of {event.nbytes} bytes, send slab of {self.slab.capacity} bytes"
+            return Failure(Code.TOO_LARGE, f"{reason}: {remedy}")
+        waiting = sum(c.nbytes for c in self._queue if c.state is CopyState.WAITING)
+        if waiting + event.nbytes <= MAX_WAITING_SLABS * self.slab.capacity:
             return None
-        return Failure(
-            Code.TOO_LARGE,
-            f"item of {event.nbytes} bytes, send slab of {self.slab.capacity} bytes: "
-            "raise send_slab_bytes on the encode engine",
-        )
+        reason = f"{waiting} bytes wait for the send slab of {self.slab.capacity} bytes already"
+        return Failure(Code.OVERLOADED, f"{reason}: {remedy}")
 
     def make(self, event: Encoded, now: float) -> StagedCopy:
         """A copy of the rows in ``event``; it waits for memory until ``advance``."""

@@ -272,7 +272,7 @@ class GrantDesk:
         elif room.all_answered() and self._rooms.move(room, RoomEvent.SERVED):
             answers = [grant.answer for grant in room.grants.values()]
             if room.copy is not None and all(isinstance(a, Landed) for a in answers):
-                self._counters.add("items_landed")
+                self._counters.add("items_sent")
                 self._counters.add_duration(self.now - room.copy.encoded_at)
             self._conclude(room)
 

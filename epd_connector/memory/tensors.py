@@ -8,7 +8,7 @@ shared-memory files (``segment``).
 Hazards on CUDA: a copy is complete when an event recorded after it is, not when the call
 returns; memory of the caching allocator may be reused as soon as the last reference is
 gone, so references are held until then; host memory that is not pinned makes copies
-synchronous and slow.
+synchronous and slow; waiting for an event spins on a core unless it is a blocking one.
 """
 
 import threading
@@ -129,7 +129,7 @@ class TensorRows:
         with torch.cuda.stream(stream):
             stream.wait_event(held.ready)
             target.copy_(source, non_blocking=True)
-            done = torch.cuda.Event()
+            done = torch.cuda.Event(blocking=True)
             done.record(stream)
         done.synchronize()
 
@@ -146,6 +146,8 @@ class TensorRows:
         """This thread's own stream, so that copies do not wait for the engine's kernels."""
         stream: torch.cuda.Stream | None = getattr(self._streams, "stream", None)
         if stream is None:
+            # A new thread starts on device 0, whatever the engine's device is.
+            torch.cuda.set_device(device)
             stream = self._streams.stream = torch.cuda.Stream(device)
         return stream
 
@@ -175,7 +177,7 @@ class Publisher:
         published = torch.empty((rows, width), dtype=source.dtype, device=self._device)
         published.copy_(source, non_blocking=True)
         if self._device.type == "cuda":
-            done = torch.cuda.Event()
+            done = torch.cuda.Event(blocking=True)
             done.record(torch.cuda.current_stream(self._device))
             when_read(done.synchronize)
         else:

@@ -31,7 +31,12 @@ from epd_connector.testing.tiny_models import ModelKind
 # Of the engine that others are compared with: each request is computed from its beginning, so
 # what it answers does not depend on what was asked before.
 REFERENCE_FLAGS = ("--no-enable-prefix-caching",)
-SMALL_SLABS: Mapping[str, JSONValue] = {"send_slab_bytes": "32MiB", "receive_slab_bytes": "32MiB"}
+SMALL_SLABS: Mapping[str, JSONValue] = {
+    "send_slab_bytes": "32MiB",
+    "receive_slab_bytes": "32MiB",
+    # Four engines start and run on two cores here: one that is starved for seconds is not dead.
+    "peer_timeout_s": 30.0,
+}
 
 FLOAT32 = ("--dtype=float32",)
 """For requests that run side by side: how they are batched changes the last bits of a sum, which

@@ -56,6 +56,7 @@ def test_each_sends_to_the_other(
     assert result.token_ids == expect(monolithics, messages)
     report = fetch_report(engines[target].control_address, 5.0)
     assert report.counters["items_landed"] == 1
+    assert report.counters["items_published"] == 1
 
 
 def test_a_room_to_itself_needs_no_transfer(
@@ -70,6 +71,6 @@ def test_a_room_to_itself_needs_no_transfer(
 
     def concluded() -> bool:
         counters = fetch_report(engine.control_address, 5.0).counters
-        return counters["items_offered"] >= 1
+        return counters["rooms_concluded"] == counters["rooms_opened"]
 
     assert wait_until(concluded, 20.0)

@@ -47,9 +47,9 @@ def sent_equals_published(pair: Pair) -> None:
     """Every item that was sent was published: none was ignored in silence."""
     landed = pair.prefill_report().counters["items_landed"]
     assert pair.wait_for(pair.prefill, "items_published", landed)
-    assert pair.wait_for(pair.encode, "items_landed", landed)
+    assert pair.wait_for(pair.encode, "items_sent", landed)
     counters = pair.encode_report().counters
-    assert counters["items_landed"] == landed == pair.published()
+    assert counters["items_sent"] == landed == pair.published()
     assert counters["bytes_sent"] == pair.prefill_report().counters["bytes_landed"]
 
 
@@ -61,6 +61,7 @@ def test_the_first_request_on_idle_engines_is_answered_at_once(
     assert result.prefill.token_ids == reference(monolithics, pair, messages)
     assert pair.published() == 1
     sent_equals_published(pair)
+    assert pair.prefill.metrics()["vllm:epd_items_landed_total"] == 1
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from epd_connector.testing.chat import user_message
-from epd_connector.testing.engines import V2_RUNNER_ENV
+from epd_connector.testing.engines import V2_RUNNER_ENV, epd_params, free_ports, mint_room
 from epd_connector.testing.pictures import random_picture
 from tests.engine.fleet import Monolithics, Pair, PairOptions, Pairs
 
@@ -36,3 +36,25 @@ def test_tokens_are_those_of_the_monolithic_engine(
     expected = monolithics.tokens(pair.options.kind, messages, max_tokens=6)
     assert result.prefill.token_ids == expected
     assert pair.published() == before + len(sizes)
+
+
+def test_what_cannot_be_had_fails_and_the_next_request_works(
+    pair: Pair, monolithics: Monolithics
+) -> None:
+    lost = user_message("Lost.", [random_picture(96, 96, 31)])
+    params = epd_params([(mint_room(), f"127.0.0.1:{free_ports(1)}")])
+    assert not pair.prefill.chat(lost, max_tokens=4, ec_transfer_params=params).ok
+    messages = user_message("Found.", [random_picture(96, 96, 32)])
+    result = pair.send(messages, max_tokens=4)
+    assert result.prefill.token_ids == monolithics.tokens(pair.options.kind, messages, max_tokens=4)
+
+
+def test_a_repeated_item_is_not_received_twice(pair: Pair, monolithics: Monolithics) -> None:
+    picture = random_picture(128, 96, 33)
+    before = pair.published()
+    for prompt in ("Once.", "Once more."):
+        messages = user_message(prompt, [picture])
+        result = pair.send(messages, max_tokens=4)
+        expected = monolithics.tokens(pair.options.kind, messages, max_tokens=4)
+        assert result.prefill.token_ids == expected
+    assert pair.published() == before + 1

@@ -27,12 +27,21 @@ class HfConfig:
 
 
 @dataclass
+class MultiModalConfig:
+    """What is read of the host's multimodal configuration."""
+
+    mm_processor_cache_type: str = "lru"
+
+
+@dataclass
 class ModelConfig:
     """What is read of the host's model configuration."""
 
     model: str = "/not/there"
     hf_config: HfConfig = field(default_factory=HfConfig)
     dtype: torch.dtype = torch.bfloat16
+    revision: str | None = None
+    multimodal_config: MultiModalConfig = field(default_factory=MultiModalConfig)
 
     def get_hidden_size(self) -> int:
         return 64
@@ -215,3 +224,27 @@ def test_every_start_is_another_incarnation() -> None:
     made = {setup.new_incarnation() for _ in range(100)}
     assert len(made) == 100
     assert all(0 < incarnation < 1 << 63 for incarnation in made)
+
+
+# --- what must not be -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", ["ec_producer", "ec_consumer", "ec_both"])
+def test_a_processor_cache_that_hides_the_pixels_is_refused(role: str) -> None:
+    vllm_config = host(role)
+    vllm_config.model_config.multimodal_config.mm_processor_cache_type = "shm"
+    with pytest.raises(ConfigError, match=r"shm: .*--mm-processor-cache-type lru"):
+        setup.read_config(vllm_config)
+
+
+def test_the_name_of_the_socket_does_not_tell_the_token() -> None:
+    vllm_config = host()
+    link = setup.addresses(vllm_config.config(), vllm_config, 0).link
+    assert f"{setup.link_token(vllm_config):x}" not in link
+    assert "engine" not in link
+
+
+def test_other_devices_are_refused() -> None:
+    vllm_config = host()
+    with pytest.raises(ConfigError, match="xpu"):
+        setup.make_rank(vllm_config.config(), vllm_config, 0, torch.device("xpu"))

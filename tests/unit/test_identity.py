@@ -37,6 +37,7 @@ class ModelConfig:
     hf_config: HfConfig = field(default_factory=lambda: HfConfig(config()))
     dtype: torch.dtype = torch.bfloat16
     width: int = 128
+    revision: str | None = None
 
     def get_hidden_size(self) -> int:
         return self.width

@@ -82,7 +82,7 @@ def test_no_receiver_waits_for_another() -> None:
     effects = bench.asked(rank=1)
     assert answers(bench.wrote(effects)) == [(1, "Landed", 1, 1)]
     assert bench.at_rest()
-    assert bench.count("items_landed") == 1
+    assert bench.count("items_sent") == 1
 
 
 def test_a_grant_of_no_rows_is_answered_without_a_write() -> None:

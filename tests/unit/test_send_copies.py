@@ -65,6 +65,22 @@ def test_a_copy_that_nobody_waits_for_any_more_lets_the_next_one_in() -> None:
     assert [stage.token for stage in of(Stage, effects)] == [3]
 
 
+def test_rows_that_wait_for_memory_are_bounded() -> None:
+    bench = Bench(slab_nbytes=512)
+    for room in range(1, 5):
+        bench.claim(room, f"h{room}")
+        effects = bench.do(Encoded(f"h{room}", room, ROWS, WIDTH, "bfloat16", 512))
+    assert dropped(effects) == [4], "one is staged, two wait"
+    bench.hello()
+    late = bench.grant(4, 4)
+    assert reason(late).code is Code.OVERLOADED
+    assert "send_slab_bytes" in reason(late).reason
+    bench.do(Staged(1))
+    bench.skip(1)
+    bench.claim(5, "h5")
+    assert dropped(bench.do(Encoded("h5", 5, ROWS, WIDTH, "bfloat16", 512))) == []
+
+
 def test_an_item_larger_than_the_slab_fails_with_the_remedy() -> None:
     bench = Bench(slab_nbytes=256)
     bench.asked()

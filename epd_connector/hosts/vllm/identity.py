@@ -42,7 +42,9 @@ def model_fingerprint(model_config: "ModelConfig") -> str:
     facts["model_type"] = config.get("model_type")
     facts["hidden_size"] = hidden_size(model_config)
     text = json.dumps(_stable(facts), sort_keys=True, default=str)
-    return fingerprint(_digest(text.encode()), _tower_digest(model_config.model))
+    return fingerprint(
+        _digest(text.encode()), _tower_digest(model_config.model, model_config.revision)
+    )
 
 
 def hidden_size(model_config: "ModelConfig") -> int:
@@ -69,8 +71,8 @@ def _stable(value: Any) -> Any:
     return value
 
 
-def _tower_digest(model: str) -> str:
-    directory = _model_directory(model)
+def _tower_digest(model: str, revision: str | None) -> str:
+    directory = _model_directory(model, revision)
     if directory is None:
         return UNKNOWN
     try:
@@ -90,14 +92,14 @@ def _tower_digest(model: str) -> str:
         return UNKNOWN
 
 
-def _model_directory(model: str) -> Path | None:
+def _model_directory(model: str, revision: str | None) -> Path | None:
     if Path(model).is_dir():
         return Path(model)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(model, local_files_only=True))
+        return Path(snapshot_download(model, revision=revision, local_files_only=True))
     except (HFValidationError, LocalEntryNotFoundError, OSError):
         return None
 

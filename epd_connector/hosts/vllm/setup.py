@@ -70,7 +70,19 @@ def read_config(vllm_config: "VllmConfig") -> Config:
             f"shard is always with {ranks} tensor-parallel ranks: this release sends whole "
             "items to every rank; set shard to auto or never"
         )
+    _check_processor_cache(role, vllm_config)
     return config
+
+
+def _check_processor_cache(role: Role, vllm_config: "VllmConfig") -> None:
+    """The shm processor cache hides from the scheduler whether an item brought its pixels."""
+    mm_config = vllm_config.model_config.multimodal_config
+    kind = getattr(mm_config, "mm_processor_cache_type", None)
+    if kind == "shm":
+        raise ConfigError(
+            f"--mm-processor-cache-type is shm: an engine of role {role.value} must see whether a "
+            "request brought pixels; start it with --mm-processor-cache-type lru"
+        )
 
 
 def addresses(config: Config, vllm_config: "VllmConfig", rank: int) -> Addresses:
@@ -87,8 +99,9 @@ def addresses(config: Config, vllm_config: "VllmConfig", rank: int) -> Addresses
         return Addresses(
             control, advertised, "", advertised, endpoint(host, ports.ranks[rank]), host
         )
-    # An abstract socket leaves no file behind, however the engine ends.
-    link = f"ipc://@epd-{_engine(vllm_config)}"
+    # An abstract socket leaves no file behind, however the engine ends. Its name can be read by
+    # every user of the host, so it must not tell the link token.
+    link = f"ipc://@epd-{_derived(vllm_config, b'epd-socket'):016x}"
     return Addresses(control, advertised, link, link, rank_listen, config.control_host)
 
 
@@ -297,6 +310,10 @@ def _make_slab(
 ) -> "SlabMemory":
     from epd_connector.memory.tensors import SlabMemory
 
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(
+            f"the engine runs on {device.type}: embeddings are moved for cpu and cuda devices only"
+        )
     if config.slab_device is SlabDevice.CUDA:
         return SlabMemory.on_device(nbytes, device)
     return SlabMemory.on_host(nbytes, shared=shared, pin=device.type == "cuda", owner_tag=tag)
@@ -309,10 +326,12 @@ def new_incarnation() -> int:
 
 def link_token(vllm_config: "VllmConfig") -> int:
     """What head and ranks of one engine, and nobody else, can derive: marks their frames."""
-    digest = hashlib.blake2b(_engine(vllm_config).encode(), digest_size=8, person=b"epd-link")
+    return _derived(vllm_config, b"epd-link")
+
+
+def _derived(vllm_config: "VllmConfig", purpose: bytes) -> int:
+    """63 bits that every process of this engine derives alike, other ones per purpose."""
+    index = vllm_config.parallel_config.data_parallel_index
+    engine = f"{vllm_config.ec_transfer_config.engine_id}-{index}"
+    digest = hashlib.blake2b(engine.encode(), digest_size=8, person=purpose)
     return int.from_bytes(digest.digest(), "big") >> 1 or 1
-
-
-def _engine(vllm_config: "VllmConfig") -> str:
-    parallel = vllm_config.parallel_config
-    return f"{vllm_config.ec_transfer_config.engine_id}-{parallel.data_parallel_index}"
