@@ -10,6 +10,7 @@ from epd_connector.core.send_events import Encoded, FromPeer, SendEvent, Staged,
 from epd_connector.errors import Code, Failure
 from epd_connector.protocol.frames import AnyFrame, Cancelled, Landed, RankAddress, Refused
 from tests.sim.memory import DTYPE, ROW_NBYTES, WIDTH, rows_bytes
+from tests.sim.network import Alarm
 
 if TYPE_CHECKING:
     from tests.sim.ground import Ground
@@ -46,7 +47,7 @@ class EncodeProcess:
         self._finals: dict[tuple[int, int, int], type[AnyFrame]] = {}
         self._over: set[int] = set()
         self._open: set[int] = set()
-        self._wake_at: float | None = None
+        self._alarm = Alarm(world.timeline, self.machine.next_deadline, lambda: self.tell(Tick()))
 
     def address(self) -> RankAddress:
         return RankAddress(self.endpoint, self.incarnation, {"shm": "host"})
@@ -67,7 +68,7 @@ class EncodeProcess:
             self._carry_out(effect)
         self.machine.check()
         self._audit_rooms()
-        self._sleep()
+        self._alarm.set()
 
     def kill(self) -> None:
         self.alive = False
@@ -126,17 +127,6 @@ class EncodeProcess:
         self._over |= self._open - rooms
         self._open = rooms
         assert not rooms & self._over, f"rooms {rooms & self._over} began again"
-
-    def _sleep(self) -> None:
-        due = self.machine.next_deadline()
-        if due is not None and (self._wake_at is None or due < self._wake_at):
-            self._wake_at = due
-            self.world.timeline.at(due, lambda: self._wake(due))
-
-    def _wake(self, due: float) -> None:
-        if self._wake_at == due:
-            self._wake_at = None
-            self.tell(Tick())
 
 
 class EncodeEngine:

@@ -39,6 +39,7 @@ from epd_connector.core.topology import Expected
 from epd_connector.protocol.frames import Abandon, AnyFrame, DropRoom, EndRoom, Open, RankUp
 from tests.sim.encode import EncodeEngine, EncodeProcess
 from tests.sim.memory import DTYPE, ITEMSIZE, WIDTH
+from tests.sim.network import Alarm
 from tests.sim.prefill import PrefillEngine
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class PrefillHost:
                 expected=Expected(MODEL, DTYPE, WIDTH),
             )
         )
-        self._wake_at: float | None = None
+        self._alarm = Alarm(world.timeline, self.machine.next_deadline, lambda: self.tell(Tick()))
 
     def kill(self) -> None:
         self.alive = False
@@ -145,7 +146,7 @@ class PrefillHost:
         for effect in self.machine.handle(event, self.world.now):
             self._carry_out(effect)
         self.machine.check()
-        self._sleep()
+        self._alarm.set()
 
     def assert_at_rest(self) -> None:
         assert self.machine.idle(), self.machine.transfers()
@@ -169,14 +170,3 @@ class PrefillHost:
                 pass
             case _:
                 raise AssertionError(f"a prefill head does not ask for {effect}")
-
-    def _sleep(self) -> None:
-        due = self.machine.next_deadline()
-        if due is not None and (self._wake_at is None or due < self._wake_at):
-            self._wake_at = due
-            self.world.timeline.at(due, lambda: self._wake(due))
-
-    def _wake(self, due: float) -> None:
-        if self._wake_at == due:
-            self._wake_at = None
-            self.tell(Tick())

@@ -34,6 +34,32 @@ class Timeline:
         self.now = until
 
 
+class Alarm:
+    """Rings when what it watches is due; ``set`` looks again, and an earlier time replaces a later.
+
+    ``due``: when that is, or None. ``ring`` may set the alarm anew.
+    """
+
+    def __init__(
+        self, timeline: Timeline, due: Callable[[], float | None], ring: Callable[[], None]
+    ) -> None:
+        self._timeline = timeline
+        self._due = due
+        self._ring = ring
+        self._when: float | None = None
+
+    def set(self) -> None:
+        when = self._due()
+        if when is not None and (self._when is None or when < self._when):
+            self._when = when
+            self._timeline.at(when, lambda: self._rings(when))
+
+    def _rings(self, when: float) -> None:
+        if self._when == when:
+            self._when = None
+            self._ring()
+
+
 @dataclass(frozen=True, slots=True)
 class Weather:
     """How bad things are until ``calm_at``; from then on nothing goes wrong.

@@ -31,6 +31,7 @@ from tests.sim.memory import (
     ReceiveMemory,
     rows_bytes,
 )
+from tests.sim.network import Alarm
 
 if TYPE_CHECKING:
     from tests.sim.ground import Ground
@@ -69,7 +70,7 @@ class PrefillProcess:
             )
         )
         self._offsets: dict[int, int] = {}
-        self._wake_at: float | None = None
+        self._alarm = Alarm(world.timeline, self.machine.next_deadline, lambda: self.tell(Tick()))
 
     def hear(self, endpoint: str, sender: int, addressee: int, frame: AnyFrame) -> None:
         self.tell(FromSender(endpoint, sender, addressee, frame))
@@ -80,7 +81,7 @@ class PrefillProcess:
         for effect in self.machine.handle(event, self.world.now):
             self._carry_out(effect)
         self.machine.check()
-        self._sleep()
+        self._alarm.set()
 
     def assert_rows(self, hash: str, shard: Shard, offset: int) -> None:
         found = bytes(self.memory.data[offset : offset + shard.rows * ROW_NBYTES])
@@ -107,17 +108,6 @@ class PrefillProcess:
                 pass
             case _:
                 raise AssertionError(f"a prefill rank does not ask for {effect}")
-
-    def _sleep(self) -> None:
-        due = self.machine.next_deadline()
-        if due is not None and (self._wake_at is None or due < self._wake_at):
-            self._wake_at = due
-            self.world.timeline.at(due, lambda: self._wake(due))
-
-    def _wake(self, due: float) -> None:
-        if self._wake_at == due:
-            self._wake_at = None
-            self.tell(Tick())
 
 
 class PrefillEngine:

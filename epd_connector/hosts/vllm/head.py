@@ -13,6 +13,8 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from vllm.v1.request import RequestStatus
+
 from epd_connector.config import Config
 from epd_connector.core import admission_state as admission
 from epd_connector.core.admission_state import RequestState
@@ -176,8 +178,6 @@ class HeadAdapter:
         Only a running request's tokens are: a prefix hit that was merely looked up can be
         gone before the request is scheduled. A preempted request refers to no cache entry.
         """
-        from vllm.v1.request import RequestStatus
-
         if request.status == RequestStatus.PREEMPTED:
             self._mirror.left(entry.request)
         if request.status != RequestStatus.RUNNING:
