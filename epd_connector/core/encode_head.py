@@ -21,6 +21,7 @@ from epd_connector.protocol.frames import (
     RankAddress,
     RankUp,
     Rejected,
+    RoomReceivers,
     SkipRooms,
 )
 
@@ -94,6 +95,8 @@ class EncodeHead:
                 return [Reply(event.route, event.sender, self._who(fingerprint))]
             case FromPeer(frame=SkipRooms(rooms=rooms)):
                 return [TellRanks(DropRoom(room)) for room in rooms]
+            case FromPeer(frame=RoomReceivers() as frame):
+                return [TellRanks(frame)]
         return []
 
     def ranks_up(self) -> int:

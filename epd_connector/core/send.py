@@ -18,6 +18,7 @@ from epd_connector.core.send_events import (
     Encoded,
     Ended,
     FromPeer,
+    Receivers,
     SendEvent,
     Skipped,
     Staged,
@@ -37,6 +38,7 @@ from epd_connector.core.send_state import (
 )
 from epd_connector.errors import Code, Failure
 from epd_connector.memory.slab import Balance
+from epd_connector.rows import served_ranks
 from epd_connector.stats import Counters
 
 __all__ = ["EncodeRank", "SendSettings"]
@@ -74,6 +76,8 @@ class EncodeRank:
                 self._on_ended(event)
             case Skipped():
                 self._on_skipped(event)
+            case Receivers():
+                self._on_receivers(event)
             case Tick():
                 self._on_tick()
             case Stop():
@@ -185,6 +189,22 @@ class EncodeRank:
         elif self._rooms.tomb(event.room) is None:
             self.counters.add("rooms_skipped")
             self._rooms.bury(event.room, NOT_NEEDED)
+
+    def _on_receivers(self, event: Receivers) -> None:
+        """A rank that serves nobody is done with the room, whether it has come up yet or not."""
+        settings = self.settings
+        if served_ranks(settings.rank, settings.ranks, event.ranks):
+            return
+        nobody = Failure(
+            Code.MISMATCH,
+            f"an engine of {event.ranks} ranks receives this room, and encode rank "
+            f"{settings.rank} of {settings.ranks} serves none of them",
+        )
+        room = self._rooms.find(event.room)
+        if room is not None:
+            self._grants.unserved(room, nobody)
+        elif self._rooms.tomb(event.room) is None:
+            self._rooms.bury(event.room, nobody)
 
     def _on_tick(self) -> None:
         for room, failure in self._rooms.out_of_time():

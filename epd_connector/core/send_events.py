@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 
 from epd_connector.errors import Failure
-from epd_connector.protocol.frames import AnyFrame
+from epd_connector.protocol.frames import AnyFrame, DropRoom, EndRoom, RoomReceivers
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,14 @@ class Skipped:
 
 
 @dataclass(frozen=True, slots=True)
+class Receivers:
+    """A prefill engine of ``ranks`` ranks receives ``room``."""
+
+    room: int
+    ranks: int
+
+
+@dataclass(frozen=True, slots=True)
 class FromPeer:
     """``frame`` came over ``route`` from the process of incarnation ``sender``."""
 
@@ -82,4 +90,15 @@ class Stop:
     """The engine is shutting down: every room fails, nothing new begins."""
 
 
-SendEvent = Claim | Encoded | Staged | Wrote | Ended | Skipped | FromPeer | Tick | Stop
+SendEvent = Claim | Encoded | Staged | Wrote | Ended | Skipped | Receivers | FromPeer | Tick | Stop
+
+
+def from_head(frame: EndRoom | DropRoom | RoomReceivers) -> Ended | Skipped | Receivers:
+    """What the head of this engine says."""
+    match frame:
+        case EndRoom(room=room, failure=failure):
+            return Ended(room, failure)
+        case DropRoom(room=room):
+            return Skipped(room)
+        case RoomReceivers(room=room, ranks=ranks):
+            return Receivers(room, ranks)

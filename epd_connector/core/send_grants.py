@@ -264,6 +264,15 @@ class GrantDesk:
                 self._peers.stall(grant, failure)
         self._settle(room)
 
+    def unserved(self, room: SendRoom, nobody: Failure) -> None:
+        """Concludes ``room``, which this rank serves to nobody; late grants hear ``nobody``.
+
+        Where somebody was granted the rows, engines of different sizes ask for one room: it
+        stays with those whose grants came first, as it does among grants.
+        """
+        if not room.grants and self._rooms.move(room, RoomEvent.SERVED):
+            self._conclude(room, nobody)
+
     def _settle(self, room: SendRoom) -> None:
         """Concludes ``room`` if nothing is left to be done for it."""
         if room.state is RoomState.DRAINING:
@@ -281,10 +290,10 @@ class GrantDesk:
         if room.state is RoomState.ASKED and not room.grants:
             self._rooms.remove(room)
 
-    def _conclude(self, room: SendRoom) -> None:
+    def _conclude(self, room: SendRoom, nobody: Failure | None = None) -> None:
         self._counters.add("rooms_concluded")
         self._rooms.remove(room)
-        self._rooms.bury(room.room, room.failure)
+        self._rooms.bury(room.room, nobody or room.failure)
         if room.copy is not None:
             self._copies.release(room.copy, room)
 

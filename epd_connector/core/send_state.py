@@ -47,7 +47,7 @@ class RoomEvent(enum.Enum):
     CLAIM = "claim"
     ROWS = "rows"
     STAGED = "staged"
-    SERVED = "served"  # every receiver that this rank serves has its answer
+    SERVED = "served"  # every receiver that this rank serves has its answer, or there is none
     FAIL = "fail"
     DRAINED = "drained"  # no write of the room is in flight
 

@@ -83,6 +83,11 @@ class Topology:
             return False
         return entry.failure.code is Code.UNREACHABLE
 
+    def tell(self, address: str, frame: AnyFrame) -> None:
+        """Tells the engine at ``address``; it may be lost. Nobody is told who is ``silent``."""
+        if not self.silent(address):
+            self.effects.append(Send(f"tcp://{address}", 0, frame))
+
     def forget(self, address: str) -> None:
         """What was known of ``address`` has proved wrong: it is asked again when needed."""
         entry = self._addresses.get(address)

@@ -25,7 +25,7 @@ from epd_connector.core.admission_state import (
     TransferEvent,
     TransferState,
 )
-from epd_connector.core.effects import Effect, Noted, Send, TellRanks
+from epd_connector.core.effects import Effect, Noted, TellRanks
 from epd_connector.core.placement import Placement
 from epd_connector.core.topology import Topology
 from epd_connector.errors import Code, Failure
@@ -36,6 +36,7 @@ from epd_connector.protocol.frames import (
     RoomFailed,
     RoomLanded,
     RoomLoaded,
+    RoomReceivers,
     RoomReleased,
     SkipRooms,
 )
@@ -240,6 +241,7 @@ class TransferDesk:
         """Every rank is to receive ``transfer``, which has its memory."""
         self._move(transfer, TransferEvent.PLACED)
         self._effects.append(TellRanks(words.open_frame(transfer)))
+        self._tell_receivers(transfer)
 
     # --- what others say --------------------------------------------------------------
 
@@ -284,10 +286,7 @@ class TransferDesk:
             self._counters.add("items_sharded")
         self.placement.landed(transfer)
         self.news.append(Changed(transfer.item))
-        assert transfer.identity is not None
-        if len(transfer.identity.ranks) > self._settings.ranks:
-            # Some encode ranks serve nobody: without word they would hold the rows in vain.
-            self._tell_skip(transfer.ticket)
+        self._tell_receivers(transfer)  # Once more: the first word may have been lost.
 
     def _rank_failed(self, transfer: Transfer, rank: int, failure: Failure) -> None:
         if failure.code in (Code.STALE, Code.PEER_DEAD, Code.WRITE_FAILED):
@@ -386,9 +385,14 @@ class TransferDesk:
         return bool(transfer.loads) or transfer.item.hash in self._promised
 
     def _tell_skip(self, ticket: Ticket) -> None:
-        if self._topology.silent(ticket.address):
-            return
-        self._effects.append(Send(f"tcp://{ticket.address}", 0, SkipRooms((ticket.room,))))
+        self._topology.tell(ticket.address, SkipRooms((ticket.room,)))
+
+    def _tell_receivers(self, transfer: Transfer) -> None:
+        """Encode ranks that serve nobody would hold the rows in vain."""
+        assert transfer.identity is not None
+        ticket, ranks = transfer.ticket, self._settings.ranks
+        if len(transfer.identity.ranks) > ranks:
+            self._topology.tell(ticket.address, RoomReceivers(ticket.room, ranks))
 
     def _move(self, transfer: Transfer, event: TransferEvent) -> None:
         """The one place that moves a transfer. KeyError where the table has no such step."""

@@ -6,7 +6,7 @@ their meaning over time (``core``).
 
 Three conversations use these frames:
 
-* prefill head -> encode head ("control"): who are you, skip these rooms, how are you;
+* prefill head -> encode head ("control"): who are you, who receives a room, skip these rooms;
 * prefill rank -> encode rank ("data"): grants and their answers, heartbeats;
 * head <-> its own ranks ("link"): what to receive, what has arrived.
 
@@ -83,6 +83,16 @@ class SkipRooms(Frame, frozen=True):
     """The prefill side does not need these rooms; whatever is held for them is free."""
 
     rooms: Annotated[tuple[Room, ...], msgspec.Meta(max_length=4096)]
+
+
+class RoomReceivers(Frame, frozen=True):
+    """A prefill engine of ``ranks`` ranks receives this room; an encode head tells its ranks.
+
+    An encode rank that serves none of them (``rows.served_ranks``) holds the rows in vain.
+    """
+
+    room: Room
+    ranks: Ranks
 
 
 class Inspect(Frame, frozen=True):
@@ -278,7 +288,9 @@ class Tally(Frame, frozen=True):
     failures: Annotated[tuple[Text, ...], msgspec.Meta(max_length=64)]
 
 
-ControlFrame = Identify | Identity | NotReady | Rejected | SkipRooms | Inspect | Report
+ControlFrame = (
+    Identify | Identity | NotReady | Rejected | SkipRooms | RoomReceivers | Inspect | Report
+)
 DataFrame = (
     Hello | Welcome | Grant | Landed | Refused | Stalled | Cancel | Cancelled | Ping | Pong | Stale
 )
@@ -293,6 +305,7 @@ LinkFrame = (
     | RoomLoaded
     | EndRoom
     | DropRoom
+    | RoomReceivers
     | Tally
 )
 AnyFrame = ControlFrame | DataFrame | LinkFrame

@@ -39,6 +39,7 @@ from epd_connector.protocol.frames import (
     RankUp,
     Report,
     RoomFailed,
+    RoomReceivers,
     RoomReleased,
     SkipRooms,
     Tally,
@@ -305,7 +306,7 @@ class HeadRuntime:
         match envelope.frame:
             case Inspect():
                 self._switch.reply(peer, envelope.sender, self._report())
-            case Identify() | SkipRooms() if self._encode is not None:
+            case Identify() | SkipRooms() | RoomReceivers() if self._encode is not None:
                 event = FromPeer(peer, envelope.sender, envelope.frame)
                 with self._lock:
                     self._decided(self._encode.handle(event))

@@ -29,12 +29,11 @@ from epd_connector.core.effects import (
 from epd_connector.core.send_events import (
     Claim,
     Encoded,
-    Ended,
     FromPeer,
     SendEvent,
-    Skipped,
     Staged,
     Wrote,
+    from_head,
 )
 from epd_connector.core.send_events import Stop as StopSending
 from epd_connector.core.send_events import Tick as SendTick
@@ -51,6 +50,7 @@ from epd_connector.protocol.frames import (
     Open,
     RankUp,
     RoomLoaded,
+    RoomReceivers,
     Tally,
 )
 from epd_connector.rows import serving_rank
@@ -264,10 +264,8 @@ class RankRuntime:
                 self._drive_receiver(receive.Opened(frame, self._choose(frame)), now)
             case Abandon(room=room):
                 self._drive_receiver(receive.Abandoned(room), now)
-            case EndRoom(room=room, failure=failure):
-                self._drive_sender(Ended(room, failure), now)
-            case DropRoom(room=room):
-                self._drive_sender(Skipped(room), now)
+            case EndRoom() | DropRoom() | RoomReceivers():
+                self._drive_sender(from_head(frame), now)
             case _:
                 self.counters.add("frames_malformed")
 

@@ -123,6 +123,18 @@ class Fleet(Ground):
 
     # --- requests ---------------------------------------------------------------------
 
+    def plan_item(
+        self, name: str, when: float, address: str, *places: int, encoded_after_s: float = 0.1
+    ) -> None:
+        """A request of one item comes to its encode engine and to a prefill engine, as it should.
+
+        More ``places`` than one is what must not be: they are told of one room.
+        """
+        spec = ItemSpec(name, MAX_ROWS, MODALITY, self.new_id(), address)
+        for place in places:
+            self.timeline.at(when, partial(self._start, place, name, (spec,)))
+        self.timeline.at(when, partial(self._encode, spec, encoded_after_s))
+
     def _plan_request(self, name: str) -> None:
         """A request of some items comes to a prefill engine and to their encode engines."""
         rng, when = self.rng, self.rng.uniform(0.0, self.weather.calm_at)
@@ -137,18 +149,15 @@ class Fleet(Ground):
         when = self.weather.calm_at + RECOVERY_S
         for place in range(len(self.schedulers)):
             for address in self.encodes:
-                name = f"last-{place}-{address}"
-                spec = ItemSpec(name, MAX_ROWS, MODALITY, self.new_id(), address)
-                self.timeline.at(when, partial(self._start, place, name, (spec,)))
-                self.timeline.at(when, partial(self._encode, spec))
+                self.plan_item(f"last-{place}-{address}", when, address, place)
                 when += 1.0
 
-    def _encode(self, spec: ItemSpec) -> None:
+    def _encode(self, spec: ItemSpec, takes_s: float) -> None:
         """The encode engine's half of an item, as it should be."""
         assert spec.room is not None
         engine = self.encodes[spec.address].engine
         engine.tell(Claim(spec.room, spec.hash, spec.rows))
-        self.timeline.after(0.1, lambda: engine.encoded(spec.hash, spec.rows))
+        self.timeline.after(takes_s, lambda: engine.encoded(spec.hash, spec.rows))
 
     def _draw_item(self) -> ItemSpec:
         hash = f"item-{self.rng.randrange(ITEMS)}"

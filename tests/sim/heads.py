@@ -34,9 +34,17 @@ from epd_connector.core.encode_head import (
     RankReady,
 )
 from epd_connector.core.receive import Abandoned, Opened
-from epd_connector.core.send_events import Ended, Skipped
+from epd_connector.core.send_events import from_head
 from epd_connector.core.topology import Expected
-from epd_connector.protocol.frames import Abandon, AnyFrame, DropRoom, EndRoom, Open, RankUp
+from epd_connector.protocol.frames import (
+    Abandon,
+    AnyFrame,
+    DropRoom,
+    EndRoom,
+    Open,
+    RankUp,
+    RoomReceivers,
+)
 from tests.sim.encode import EncodeEngine, EncodeProcess
 from tests.sim.memory import DTYPE, ITEMSIZE, WIDTH
 from tests.sim.network import Alarm
@@ -95,10 +103,8 @@ class EncodeHost:
             match effect:
                 case Reply():
                     self.world.to_prefill_head(self, effect)
-                case TellRanks(frame=DropRoom(room=room)):
-                    self.engine.tell(Skipped(room))
-                case TellRanks(frame=EndRoom(room=room, failure=failure)):
-                    self.engine.tell(Ended(room, failure))
+                case TellRanks(frame=DropRoom() | EndRoom() | RoomReceivers() as frame):
+                    self.engine.tell(from_head(frame))
                 case _:
                     raise AssertionError(f"an encode head does not ask for {effect}")
 

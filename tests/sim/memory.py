@@ -53,13 +53,19 @@ class ReceiveMemory:
 
 
 class Fabric:
-    """Every receive slab by session, and the writes into them."""
+    """Every receive slab by session, and the writes into them.
+
+    Whatever the weather: ``broken`` are processes whose writes fail halfway, and no write takes
+    less than ``least_s`` seconds.
+    """
 
     def __init__(self, timeline: Timeline, weather: Weather, rng: random.Random) -> None:
         self.slabs: dict[str, ReceiveMemory] = {}
         self._timeline = timeline
         self._weather = weather
         self._rng = rng
+        self.broken: set[int] = set()
+        self.least_s = 0.0
         self._died: dict[int, float] = {}
 
     def kill_writer(self, writer: int) -> None:
@@ -71,10 +77,11 @@ class Fabric:
         """Carries out ``order`` for process ``writer``; ``done`` when nothing more will land."""
         weather, rng = self._weather, self._rng
         rough = self._timeline.now < weather.calm_at
-        took = rng.uniform(0.0, 0.05)
+        took = max(rng.uniform(0.0, 0.05), self.least_s)
         if rough and rng.random() < weather.slow_writes:
             took = rng.uniform(0.5, 8.0)
         fails = rough and rng.random() < weather.failed_writes
+        fails = fails or writer in self.broken
         self._assert_owned(writer, order)
         cut = order.nbytes // 2
         first, second = (0, cut), (cut, order.nbytes)

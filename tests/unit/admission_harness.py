@@ -33,6 +33,7 @@ from epd_connector.protocol.frames import (
     RoomFailed,
     RoomLanded,
     RoomLoaded,
+    RoomReceivers,
     RoomReleased,
     SkipRooms,
 )
@@ -111,6 +112,12 @@ def skipped(effects: list[Effect]) -> list[int]:
     """Rooms that encode heads are told to skip."""
     frames = [effect.frame for effect in effects if isinstance(effect, Send)]
     return [room for frame in frames if isinstance(frame, SkipRooms) for room in frame.rooms]
+
+
+def receivers(effects: list[Effect]) -> list[RoomReceivers]:
+    """What encode heads are told of who receives a room."""
+    frames = [effect.frame for effect in effects if isinstance(effect, Send)]
+    return [frame for frame in frames if isinstance(frame, RoomReceivers)]
 
 
 def asked(effects: list[Effect]) -> list[str]:

@@ -118,6 +118,14 @@ class Bench:
         return self.machine.idle() and balance.free == balance.capacity
 
 
+def encode_rank(rank: int, ranks: int, prefill_ranks: int, **changes: int | float) -> Bench:
+    """Encode rank ``rank`` of ``ranks`` on a bench with ``prefill_ranks`` prefill ranks."""
+    bench = Bench(ranks=prefill_ranks)
+    changed = replace(SETTINGS, **changes)  # type: ignore[arg-type]
+    bench.machine = EncodeRank(replace(changed, rank=rank, ranks=ranks))
+    return bench
+
+
 def full_grant(room: int, number: int, **changes: object) -> Grant:
     """A grant of the whole item of the bench."""
     fields: dict[str, object] = {

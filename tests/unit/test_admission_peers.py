@@ -9,7 +9,14 @@ from epd_connector.core.admission_state import RequestState, TransferState
 from epd_connector.core.effects import Hangup
 from epd_connector.core.topology import ASK_AGAIN_S, MAX_ADDRESSES, NEGATIVE_S
 from epd_connector.errors import Code, Failure
-from epd_connector.protocol.frames import Identity, NotReady, Rejected, RoomLanded, RoomReleased
+from epd_connector.protocol.frames import (
+    Identity,
+    NotReady,
+    Rejected,
+    RoomLanded,
+    RoomReceivers,
+    RoomReleased,
+)
 from tests.unit.admission_harness import (
     HERE,
     ROW,
@@ -23,6 +30,7 @@ from tests.unit.admission_harness import (
     known,
     local,
     opened,
+    receivers,
     rooms_opened,
     settings,
     skipped,
@@ -324,13 +332,29 @@ def test_short_silences_are_counted() -> None:
 # --- encode ranks that serve nobody -------------------------------------------------------
 
 
-@pytest.mark.parametrize(("encode_ranks", "told"), [(1, []), (2, []), (3, [5]), (4, [5])])
-def test_encode_ranks_that_serve_nobody_hear_that_the_item_has_landed(
-    encode_ranks: int, told: list[int]
+@pytest.mark.parametrize(("encode_ranks", "told"), [(1, 0), (2, 0), (3, 1), (4, 1)])
+def test_encode_ranks_that_serve_nobody_hear_when_the_room_is_opened_and_when_it_has_landed(
+    encode_ranks: int, told: int
 ) -> None:
     head = Harness(settings(ranks=2))
     head.start("r", item("a", 5))
     one = identity()
-    head.hear(msgspec.structs.replace(one, ranks=one.ranks * encode_ranks))
-    assert skipped(head.rank(0, RoomLanded(5, 1))) == []
-    assert skipped(head.rank(1, RoomLanded(5, 1))) == told
+    effects = head.hear(msgspec.structs.replace(one, ranks=one.ranks * encode_ranks))
+    assert rooms_opened(effects) == [5]
+    assert receivers(effects) == [RoomReceivers(5, 2)] * told
+    assert receivers(head.rank(0, RoomLanded(5, 1))) == []
+    landed = head.rank(1, RoomLanded(5, 1))
+    assert receivers(landed) == [RoomReceivers(5, 2)] * told
+    assert skipped(landed) == []
+
+
+def test_a_room_that_is_opened_once_more_is_told_once_more() -> None:
+    head = Harness(settings(ranks=1))
+    head.start("r", item("a", 5))
+    one = identity()
+    head.hear(msgspec.structs.replace(one, ranks=one.ranks * 2))
+    head.fail(5, Code.STALE)
+    head.release(5)
+    again = identity(2)
+    effects = head.hear(msgspec.structs.replace(again, ranks=again.ranks * 2))
+    assert (rooms_opened(effects), receivers(effects)) == ([5], [RoomReceivers(5, 1)])

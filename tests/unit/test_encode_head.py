@@ -21,6 +21,7 @@ from epd_connector.protocol.frames import (
     RankAddress,
     RankUp,
     Rejected,
+    RoomReceivers,
     SkipRooms,
 )
 
@@ -88,6 +89,8 @@ def test_word_of_rooms_is_passed_on_to_every_rank() -> None:
     assert head.handle(FromPeer(7, 99, SkipRooms((1, 2)))) == drops
     assert head.handle(RoomsUnneeded((1, 2))) == drops
     assert head.handle(RequestOver((3,), failure)) == [TellRanks(EndRoom(3, failure))]
+    receivers = RoomReceivers(4, 2)
+    assert head.handle(FromPeer(7, 99, receivers)) == [TellRanks(receivers)]
 
 
 def test_a_frame_that_is_not_for_a_head_does_nothing() -> None:

@@ -18,6 +18,7 @@ from epd_connector.protocol.frames import (
     RankUp,
     Rejected,
     RoomLanded,
+    RoomReceivers,
     RoomReleased,
     SkipRooms,
     Tally,
@@ -127,6 +128,23 @@ def test_words_to_end_rooms_wait_in_their_order() -> None:
         bench.turn()
         heard += bench.ranks[0].hears()
     assert heard == [EndRoom(room, over) for room in (3, 4, 5)]
+
+
+def test_ranks_hear_who_receives_a_room() -> None:
+    bench = Bench(ranks=2, encode=True, prefill=False)
+    bench.ranks_up()
+    bench.tool.say(CONTROL, HEAD, RoomReceivers(3, 1))
+    bench.turn()
+    assert [rank.hears() for rank in bench.ranks] == [[RoomReceivers(3, 1)]] * 2
+
+
+def test_an_engine_that_encodes_nothing_takes_no_word_of_receivers() -> None:
+    bench = Bench(ranks=1)
+    bench.ranks_up()
+    bench.tool.say(CONTROL, HEAD, RoomReceivers(3, 1))
+    bench.turn()
+    assert bench.ranks[0].hears() == []
+    assert bench.report().counters["frames_malformed"] == 1
 
 
 def test_what_waits_for_a_rank_is_bounded(

@@ -58,15 +58,20 @@ send_input = st.one_of(
     st.builds(send_events.Wrote, numbers, failures),
     st.builds(send_events.Ended, small, st.just(send_bench.BROKEN)),
     st.builds(send_events.Skipped, small),
+    st.builds(send_events.Receivers, small, numbers),
     st.just(send_events.Tick()),
 )
 times = st.sampled_from([0.0, 0.0, 0.5, 6.0, 31.0, 121.0])
 
 
-@given(st.lists(st.tuples(send_input, times), max_size=60))
+@given(st.sampled_from([(0, 1), (1, 2)]), st.lists(st.tuples(send_input, times), max_size=60))
 @settings(max_examples=200)
-def test_an_encode_rank_takes_anything(steps: list[tuple[send_events.SendEvent, float]]) -> None:
-    bench = send_bench.Bench(slab_nbytes=512, write_parallelism=1, max_rooms=3)
+def test_an_encode_rank_takes_anything(
+    place: tuple[int, int], steps: list[tuple[send_events.SendEvent, float]]
+) -> None:
+    bench = send_bench.encode_rank(
+        *place, prefill_ranks=1, slab_nbytes=512, write_parallelism=1, max_rooms=3
+    )
     for event, pause in steps:
         bench.now += pause
         bench.do(event)

@@ -32,6 +32,7 @@ from epd_connector.protocol.frames import (
     RoomFailed,
     RoomLanded,
     RoomLoaded,
+    RoomReceivers,
     RoomReleased,
     Tally,
     Welcome,
@@ -93,7 +94,9 @@ class Rows:
 class Bench:
     """One rank with its head and one peer. The loop's thread is the test's."""
 
-    def __init__(self, *, sends: bool = False, auto: bool = True) -> None:
+    def __init__(
+        self, *, sends: bool = False, auto: bool = True, rank: int = 0, ranks: int = 1
+    ) -> None:
         self.network = MemoryNetwork()
         self.head = Party(self.network, TOKEN, HEAD)
         self.peer = Party(self.network, PEER, "" if sends else THERE)
@@ -103,7 +106,7 @@ class Bench:
         self.rows = Rows(self.slab)
         link = self.network.link()
         link.listen(HERE)
-        send = SendSettings(ME, 0, 1, SLAB, 120.0, 30.0, 5.0, 30.0, 4, 64, 300.0)
+        send = SendSettings(ME, rank, ranks, SLAB, 120.0, 30.0, 5.0, 30.0, 4, 64, 300.0)
         sessions = {}
         if sends:
             self.transport.register_source(self.slab)
@@ -111,7 +114,7 @@ class Bench:
             sessions = {"memory": self.transport.register_destination(self.slab)}
         receive = ReceiveSettings(ME, 0, 1, SLAB, sessions, {"memory": 0.0}, 1.0, 5.0, 64)
         self.rank = RankRuntime(
-            RankPlace(0, ME, TOKEN, HEAD, HERE, "here"),
+            RankPlace(rank, ME, TOKEN, HEAD, HERE, "here"),
             link,
             CODEC,
             {"memory": self.transport},
@@ -157,8 +160,8 @@ class Bench:
         self.slab.close()
 
 
-def encoded(token: int) -> Encoded:
-    return Encoded("item", token, ROWS, WIDTH, "bfloat16", NBYTES)
+def encoded(token: int, hash: str = "item") -> Encoded:
+    return Encoded(hash, token, ROWS, WIDTH, "bfloat16", NBYTES)
 
 
 def opening(room: int = 1, adverts: dict[str, str] | None = None) -> Open:
@@ -353,6 +356,19 @@ def test_a_room_that_ended_without_rows_is_refused() -> None:
     (refused,) = bench.peer.hears()
     assert isinstance(refused, Refused)
     assert "aborted" in refused.failure.reason
+    bench.close()
+
+
+def test_a_room_whose_receivers_this_rank_does_not_serve_is_not_staged() -> None:
+    bench = Bench(sends=True, ranks=2, rank=1)
+    for room in (1, 2):
+        bench.post(Claim(room, f"item-{room}", ROWS))
+    bench.head.say(RoomReceivers(1, 1))
+    bench.head.say(RoomReceivers(2, 2))
+    bench.turn()
+    bench.post(encoded(7, "item-1"), encoded(8, "item-2"))
+    bench.until(lambda: bench.rows.gone == [7, 8])
+    assert ctypes.string_at(bench.slab.address, NBYTES) == b"\x08" * NBYTES
     bench.close()
 
 

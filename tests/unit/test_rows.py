@@ -65,6 +65,44 @@ def test_served_ranks_are_contiguous_blocks_of_about_one_size(encode: int, ranks
     assert max(map(len, blocks)) - min(map(len, blocks)) <= 1
 
 
+@given(rank_counts, rank_counts)
+def test_an_encode_rank_serves_nobody_only_where_there_are_more_of_them(
+    encode: int, ranks: int
+) -> None:
+    idle = sum(not served_ranks(encode_rank, encode, ranks) for encode_rank in range(encode))
+    assert idle == max(encode - ranks, 0)
+
+
+@given(rows_counts, rank_counts, rank_counts)
+def test_all_encode_ranks_together_send_every_row_once(rows: int, encode: int, ranks: int) -> None:
+    end = 0
+    for encode_rank in range(encode):
+        for rank in served_ranks(encode_rank, encode, ranks):
+            assert serving_rank(rank, ranks, encode) == encode_rank
+            shard = wanted_rows(rows, ranks, rank, sharded=True)
+            assert shard.start == end
+            end += shard.rows
+    assert end == rows
+
+
+@pytest.mark.parametrize(
+    ("encode", "ranks", "servers"),
+    [
+        (1, 4, [0, 0, 0, 0]),
+        (2, 4, [0, 0, 1, 1]),
+        (2, 3, [0, 0, 1]),
+        (3, 4, [0, 0, 1, 2]),
+        (4, 4, [0, 1, 2, 3]),
+        (3, 2, [0, 1]),
+        (4, 2, [0, 2]),
+        (4, 3, [0, 1, 2]),
+        (4, 1, [0]),
+    ],
+)
+def test_who_serves_whom(encode: int, ranks: int, servers: list[int]) -> None:
+    assert [serving_rank(rank, ranks, encode) for rank in range(ranks)] == servers
+
+
 def test_more_encode_ranks_than_prefill_ranks_leaves_some_serving_nobody() -> None:
     assert [len(served_ranks(rank, 5, 2)) for rank in range(5)] == [1, 0, 1, 0, 0]
 
