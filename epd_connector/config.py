@@ -22,6 +22,7 @@ from epd_connector.errors import ConfigError
 
 DEFAULT_EC_PORT = 14579
 CONSUMER_PORT_OFFSET = 100
+DEFAULT_SHARD_MIN_BYTES = values.MIB
 MIN_AUTH_KEY_CHARS = 16
 MAX_AUTH_KEY_FILE_BYTES = 4096
 DOC_PAGE = "docs/configuration.md"
@@ -29,6 +30,7 @@ DOC_PAGE = "docs/configuration.md"
 _DAY = 86400.0
 _LONG = values.seconds(0.1, _DAY)
 _SLAB = values.size(values.MIB, values.TIB)
+_ITEM = values.size(0, values.TIB)
 
 
 class Role(enum.StrEnum):
@@ -129,6 +131,14 @@ class Config:
     shard: Shard = field(
         default=Shard.AUTO,
         metadata=_meta(values.choice(Shard), "", "whether receiving ranks divide an item's rows"),
+    )
+    shard_min_bytes: int = field(
+        default=DEFAULT_SHARD_MIN_BYTES,
+        metadata=_meta(_ITEM, "bytes", "from which size on auto shards an item"),
+    )
+    share_slab: bool = field(
+        default=True,
+        metadata=_meta(values.boolean, "", "whether the ranks of one host have one receive slab"),
     )
     write_parallelism: int = field(
         default=4,
@@ -242,6 +252,17 @@ class Config:
     def listen_host(self) -> str:
         """Address to bind: ``bind_host``, or ``control_host`` where that is empty."""
         return self.bind_host or self.control_host
+
+    @property
+    def shard_from(self) -> int | None:
+        """Bytes from which an item is sharded over ranks with slabs of their own; None: never."""
+        by_choice = {Shard.ALWAYS: 0, Shard.NEVER: None, Shard.AUTO: self.shard_min_bytes}
+        return by_choice[self.shard]
+
+    def shares_slab(self, ranks: int, hosts: int) -> bool:
+        """Whether ``ranks`` receiving ranks on ``hosts`` hosts map one receive slab together."""
+        possible = ranks > 1 and hosts == 1 and self.slab_device is not SlabDevice.CUDA
+        return possible and self.share_slab and self.shard is Shard.AUTO and self.role.receives
 
     def ports(self, dp_rank: int, tp_size: int) -> Ports:
         """The ports of one data-parallel engine; ConfigError if they do not fit.

@@ -45,6 +45,13 @@ def integer(low: int, high: int) -> Callable[[object], int]:
     return parse
 
 
+def boolean(value: object) -> bool:
+    """true or false; not text, and not a number."""
+    if not isinstance(value, bool):
+        raise ValueError("must be true or false")
+    return value
+
+
 def port(value: object) -> int:
     """TCP port. 0, any free port, passes too, for code that has another way to tell peers."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_PORT:

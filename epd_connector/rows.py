@@ -9,7 +9,24 @@ Words: an item has ``rows`` rows; a prefill engine has ``ranks`` tensor-parallel
 ranks numbered from 0; an encode engine has ``encode_ranks`` ranks.
 """
 
+import enum
 from typing import NamedTuple
+
+
+class Layout(enum.StrEnum):
+    """Which rows of an item the ranks of a prefill engine receive, and where they lie.
+
+    An item has one region, at the same offset of every rank's slab.
+    """
+
+    WHOLE = "whole"  # every rank receives all rows
+    SHARDS = "shards"  # every rank receives its own rows; the TP group puts the item together
+    SHARED = "shared"  # all ranks have one slab; every rank receives its own rows into their place
+
+    @property
+    def sharded(self) -> bool:
+        """Whether each row is sent once, to the rank that owns it."""
+        return self is not Layout.WHOLE
 
 
 class Shard(NamedTuple):
@@ -44,9 +61,33 @@ def wanted_rows(rows: int, ranks: int, rank: int, *, sharded: bool) -> Shard:
     return Shard(0, rows)
 
 
-def largest_shard(rows: int, ranks: int, *, sharded: bool) -> int:
-    """Row count of the largest part any rank receives (what each rank sets aside)."""
-    return wanted_rows(rows, ranks, 0, sharded=sharded).rows
+def landing_row(shard: Shard, layout: Layout) -> int:
+    """Row of the item's region at which the rows of ``shard`` begin."""
+    return shard.start if layout is Layout.SHARED else 0
+
+
+def region_rows(rows: int, ranks: int, layout: Layout) -> int:
+    """Rows that an item's region must have room for: those of the rank with the most."""
+    if layout is Layout.SHARED:
+        return rows
+    return wanted_rows(rows, ranks, 0, sharded=layout.sharded).rows
+
+
+def choose_layout(
+    nbytes: int, ranks: int, *, shares_slab: bool, shard_min_bytes: int | None
+) -> Layout:
+    """How an item of ``nbytes`` bytes is best received by ``ranks`` ranks.
+
+    ``shares_slab``: all ranks have one slab. ``shard_min_bytes``: what an item must have to be
+    worth a collective; None: nothing is. See ``docs/architecture.md``.
+    """
+    if ranks == 1:
+        return Layout.WHOLE
+    if shares_slab:
+        return Layout.SHARED
+    if shard_min_bytes is None or nbytes < shard_min_bytes:
+        return Layout.WHOLE
+    return Layout.SHARDS
 
 
 def serving_rank(rank: int, ranks: int, encode_ranks: int) -> int:

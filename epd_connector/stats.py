@@ -40,7 +40,9 @@ class Counters:
     items_landed: int = 0
     items_published: int = 0
     items_reloaded: int = 0
+    items_whole: int = 0
     items_sharded: int = 0
+    items_shared: int = 0
     items_encoded_locally: int = 0
     items_unavailable: int = 0
 
@@ -48,6 +50,7 @@ class Counters:
     bytes_staged: int = 0
     bytes_sent: int = 0
     bytes_landed: int = 0
+    embedding_bytes: int = 0
 
     # What was refused, repeated or went wrong
     grants_refused: int = 0

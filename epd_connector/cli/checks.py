@@ -102,7 +102,7 @@ def check_config(config: Config, facts: Facts, ranks: int) -> list[Finding]:
         check_choice(config, facts.transports),
         check_auth(config, facts.auth_key_file_mode),
     ]
-    if uses_shared_memory(config):
+    if uses_shared_memory(config, ranks):
         findings.append(check_shared_memory(config, facts.shared_memory, ranks))
     if uses_rdma(config):
         findings += [
@@ -205,18 +205,19 @@ def _check_forced(name: str, transports: Mapping[str, str | None]) -> Finding:
     return Finding("transport", Level.OK, name)
 
 
-def uses_shared_memory(config: Config) -> bool:
-    """Receive slabs, and they alone, lie in shared memory where shm may be chosen."""
+def uses_shared_memory(config: Config, ranks: int) -> bool:
+    """Receive slabs, and they alone: where shm may be chosen, or ranks have one together."""
     possible = config.transport in ("auto", "shm") and config.slab_device is not SlabDevice.CUDA
-    return possible and config.role.receives
+    return (possible and config.role.receives) or config.shares_slab(ranks, hosts=1)
 
 
 def check_shared_memory(config: Config, memory: SharedMemory | None, ranks: int) -> Finding:
     name = "shared memory"
-    needed = config.receive_slab_bytes * ranks
-    limit = f"{ranks} x receive_slab_bytes = {show_size(needed)}"
+    slabs = 1 if config.shares_slab(ranks, hosts=1) else ranks
+    needed = config.receive_slab_bytes * slabs
+    limit = f"{slabs} x receive_slab_bytes = {show_size(needed)}"
     if memory is None:
-        remedy = "mount a tmpfs at /dev/shm, or set transport to mooncake"
+        remedy = "mount a tmpfs at /dev/shm, or set transport to mooncake and share_slab to false"
         return Finding(name, Level.FAIL, "no /dev/shm", limit, remedy)
     shown = (
         f"{_rounded(memory.free)} free of {_rounded(memory.total)} in /dev/shm,"
@@ -226,7 +227,8 @@ def check_shared_memory(config: Config, memory: SharedMemory | None, ranks: int)
         return Finding(name, Level.OK, shown, limit)
     remedy = (
         "enlarge /dev/shm (containers: --shm-size), lower receive_slab_bytes, or set transport"
-        " to mooncake; segments of dead engines go when the next engine starts"
+        " to mooncake and share_slab to false; segments of dead engines go when the next engine"
+        " starts"
     )
     return Finding(name, Level.FAIL, shown, limit, remedy)
 

@@ -13,18 +13,21 @@ from epd_connector.core.topology import Expected
 from epd_connector.errors import Failure
 from epd_connector.memory.slab import Region
 from epd_connector.protocol.frames import AnyFrame, Identity
+from epd_connector.rows import Layout
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionSettings:
     """What a prefill head is configured with. Times in seconds, sizes in bytes.
 
-    ``sharded``: ranks receive shards of rows instead of whole items.
+    ``shares_slab``: all ranks of the engine have one receive slab. ``shard_min_bytes``: bytes
+    from which an item is sharded where they do not; None: none is.
     """
 
     ranks: int
     slab_nbytes: int
-    sharded: bool
+    shares_slab: bool
+    shard_min_bytes: int | None
     receive_timeout_s: float
     resolve_timeout_s: float
     encode_locally: bool
@@ -201,6 +204,7 @@ class Ticket:
 class Transfer:
     """One attempt to receive one item through one room.
 
+    ``nbytes``: of its region; ``item_nbytes``: of the item.
     ``landed`` and ``released``: ranks that said so. ``loads``: loads in scheduled steps
     that ranks have not all carried out. ``again``: open the room once more when cleared.
     """
@@ -211,7 +215,8 @@ class Transfer:
     identity: Identity | None = None
     region: Region | None = None
     nbytes: int = 0
-    sharded: bool = False
+    item_nbytes: int = 0
+    layout: Layout = Layout.WHOLE
     attempt: int = 0
     again: bool = False
     landed: set[int] = field(default_factory=set)

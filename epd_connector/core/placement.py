@@ -1,31 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where received items lie: one offset per item, the same on every rank of the engine.
+"""Where received items lie, and how: one offset per item, the same on every rank.
 
-Owns the receive slab's bookkeeping and the order in which items that nobody waits for
-are dropped. A part of ``admission.PrefillHead``; decides only where, never whether.
+Owns the receive slab's bookkeeping, the layout of items in it, and the order in which items
+that nobody waits for are dropped. A part of ``admission.PrefillHead``; decides only where and
+how, never whether.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from epd_connector.core.admission_state import Transfer, TransferState
+from epd_connector.core.admission_state import AdmissionSettings, Transfer, TransferState
 from epd_connector.errors import Code, Failure
 from epd_connector.memory.slab import ALIGNMENT, Region, RegionState, Slab
-from epd_connector.rows import largest_shard
+from epd_connector.rows import choose_layout, region_rows
 
 
 class Placement:
-    """Regions of transfers in a slab of ``slab_nbytes`` bytes on each of ``ranks`` ranks."""
+    """Regions of transfers, and what lies in them on the ranks of one engine."""
 
-    def __init__(self, slab_nbytes: int, ranks: int) -> None:
-        self.slab = Slab(slab_nbytes)
-        self._ranks = ranks
+    def __init__(self, settings: AdmissionSettings) -> None:
+        self.slab = Slab(settings.slab_nbytes)
+        self._settings = settings
         self._residents: OrderedDict[int, Transfer] = OrderedDict()
 
     def measure(self, transfer: Transfer, rows: int, row_nbytes: int) -> Failure | None:
-        """Notes the bytes ``transfer`` takes on a rank; why it can never fit, or None."""
-        largest = largest_shard(rows, self._ranks, sharded=transfer.sharded)
-        transfer.nbytes = largest * row_nbytes
+        """Chooses the layout of ``transfer`` and notes its sizes; why it can never fit, or None."""
+        settings = self._settings
+        transfer.item_nbytes = rows * row_nbytes
+        transfer.layout = choose_layout(
+            transfer.item_nbytes,
+            settings.ranks,
+            shares_slab=settings.shares_slab,
+            shard_min_bytes=settings.shard_min_bytes,
+        )
+        transfer.nbytes = region_rows(rows, settings.ranks, transfer.layout) * row_nbytes
         if self.slab.fits(transfer.nbytes):
             return None
         return Failure(

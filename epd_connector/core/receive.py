@@ -49,7 +49,7 @@ from epd_connector.protocol.frames import (
     Stalled,
     Welcome,
 )
-from epd_connector.rows import serving_rank, wanted_rows
+from epd_connector.rows import landing_row, serving_rank, wanted_rows
 from epd_connector.stats import Counters
 
 __all__ = [
@@ -156,9 +156,9 @@ class PrefillRank:
         self._retries.set(frame.room, self._now + room.retry_s)
 
     def _grant(self, frame: Open, transport: str) -> Grant:
-        shard = wanted_rows(
-            frame.rows, self.settings.ranks, self.settings.rank, sharded=frame.sharded
-        )
+        settings, sharded = self.settings, frame.layout.sharded
+        shard = wanted_rows(frame.rows, settings.ranks, settings.rank, sharded=sharded)
+        row_nbytes = frame.width * frame.itemsize
         self._grant_serial += 1
         return Grant(
             room=frame.room,
@@ -168,10 +168,10 @@ class PrefillRank:
             count=shard.rows,
             width=frame.width,
             dtype=frame.dtype,
-            sharded=frame.sharded,
+            sharded=sharded,
             transport=transport,
-            offset=frame.offset,
-            nbytes=shard.rows * frame.width * frame.itemsize,
+            offset=frame.offset + landing_row(shard, frame.layout) * row_nbytes,
+            nbytes=shard.rows * row_nbytes,
         )
 
     def _reject(self, room: int, failure: Failure) -> None:

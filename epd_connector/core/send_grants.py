@@ -167,7 +167,7 @@ class GrantDesk:
     def offer(self, room: SendRoom) -> None:
         """The rows of ``room`` are staged: whoever waits for them gets them."""
         self._rooms.move(room, RoomEvent.STAGED)
-        self._counters.add("items_offered")
+        self._count_item("items_offered")
         for grant in list(room.grants.values()):
             if grant.state is GrantState.WAITING:
                 self._serve(room, grant)
@@ -281,9 +281,14 @@ class GrantDesk:
         elif room.all_answered() and self._rooms.move(room, RoomEvent.SERVED):
             answers = [grant.answer for grant in room.grants.values()]
             if room.copy is not None and all(isinstance(a, Landed) for a in answers):
-                self._counters.add("items_sent")
+                self._count_item("items_sent")
                 self._counters.add_duration(self.now - room.copy.encoded_at)
             self._conclude(room)
+
+    def _count_item(self, name: str) -> None:
+        """Once per engine: by its first rank, which has a part in every transfer."""
+        if self._settings.rank == 0:
+            self._counters.add(name)
 
     def _settle_unasked(self, room: SendRoom) -> None:
         """A room that only a refused stranger asked for leaves nothing behind."""

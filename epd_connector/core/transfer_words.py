@@ -7,6 +7,14 @@ Owns wording and frames; decides nothing.
 from epd_connector.core.admission_state import AdmissionSettings, Item, Transfer, TransferState
 from epd_connector.errors import Code, Failure
 from epd_connector.protocol.frames import Identity, Open
+from epd_connector.rows import Layout
+
+COUNTED = {
+    Layout.WHOLE: "items_whole",
+    Layout.SHARDS: "items_sharded",
+    Layout.SHARED: "items_shared",
+}
+"""Which counter counts landed items of a layout."""
 
 
 def open_frame(transfer: Transfer) -> Open:
@@ -20,7 +28,7 @@ def open_frame(transfer: Transfer) -> Open:
         width=identity.widths[item.modality],
         dtype=identity.dtype,
         itemsize=identity.itemsize,
-        sharded=transfer.sharded,
+        layout=transfer.layout,
         offset=transfer.region.offset,
         senders=identity.ranks,
     )

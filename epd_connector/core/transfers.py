@@ -58,7 +58,7 @@ class TransferDesk:
         self.memory_changed = False
         self.items: dict[str, Item] = {}
         self.transfers: dict[int, Transfer] = {}
-        self.placement = Placement(settings.slab_nbytes, settings.ranks)
+        self.placement = Placement(settings)
         self._settings = settings
         self._counters = counters
         self._effects = effects
@@ -203,14 +203,13 @@ class TransferDesk:
         return answer
 
     def _resolved(self, transfer: Transfer, identity: Identity) -> Failure | None:
-        item, settings = transfer.item, self._settings
+        item = transfer.item
         width = identity.widths.get(item.modality)
         if width is None:
             return words.no_tower(transfer, identity)
         self._move(transfer, TransferEvent.RESOLVED)
         self.memory_changed = True
         transfer.identity = identity
-        transfer.sharded = settings.sharded and settings.ranks > 1
         return self.placement.measure(transfer, item.rows, width * identity.itemsize)
 
     def is_current(self, transfer: Transfer) -> bool:
@@ -282,8 +281,8 @@ class TransferDesk:
         self._move(transfer, TransferEvent.LANDED)
         self._counters.add("rooms_ready")
         self._counters.add("items_landed")
-        if transfer.sharded:
-            self._counters.add("items_sharded")
+        self._counters.add("embedding_bytes", transfer.item_nbytes)
+        self._counters.add(words.COUNTED[transfer.layout])
         self.placement.landed(transfer)
         self.news.append(Changed(transfer.item))
         self._tell_receivers(transfer)  # Once more: the first word may have been lost.

@@ -45,10 +45,17 @@ class SlabMemory:
 
         """
         segment = Segment.create(nbytes, shared=shared, owner_tag=owner_tag)
-        memory = cls(torch.frombuffer(segment.buffer, dtype=torch.uint8), segment)
-        if pin:
-            memory._pin(owner_tag)
-        return memory
+        return cls._over(segment, pin=pin, owner_tag=owner_tag)
+
+    @classmethod
+    def attached(cls, path: str, nbytes: int, *, pin: bool, owner_tag: str) -> "SlabMemory":
+        """The shared host memory at ``path``, which another process of this engine has made.
+
+        Raises:
+            TransportError: it cannot be mapped, or not be page-locked; with the remedy.
+
+        """
+        return cls._over(Segment.attach(path, nbytes), pin=pin, owner_tag=owner_tag)
 
     @classmethod
     def on_device(cls, nbytes: int, device: torch.device) -> "SlabMemory":
@@ -69,6 +76,17 @@ class SlabMemory:
         if self._segment is not None:
             self._segment.close()
             self._segment = None
+
+    @classmethod
+    def _over(cls, segment: Segment, *, pin: bool, owner_tag: str) -> "SlabMemory":
+        memory = cls(torch.frombuffer(segment.buffer, dtype=torch.uint8), segment)
+        if pin:
+            try:
+                memory._pin(owner_tag)
+            except TransportError:
+                memory.close()
+                raise
+        return memory
 
     def _pin(self, owner_tag: str) -> None:
         error = torch.cuda.cudart().cudaHostRegister(self.address, self.nbytes, 0)
@@ -152,6 +170,11 @@ class TensorRows:
         return stream
 
 
+WhenRead = Callable[[Callable[[], None]], None]
+"""Is given a function that returns when nothing reads the slab's bytes any more: at once on the
+CPU, after an event on CUDA. It may be run on another thread."""
+
+
 class Publisher:
     """Makes tensors of the engine's device out of landed rows. On the engine's thread."""
 
@@ -160,26 +183,28 @@ class Publisher:
         self._device = device
 
     def publish(
-        self,
-        offset: int,
-        rows: int,
-        width: int,
-        dtype: str,
-        when_read: Callable[[Callable[[], None]], None],
+        self, offset: int, rows: int, width: int, dtype: str, when_read: WhenRead
     ) -> torch.Tensor:
-        """A new ``[rows, width]`` tensor with the rows at ``offset``.
+        """A new ``[rows, width]`` tensor with the rows at ``offset``."""
+        published = self.empty(rows, width, dtype)
+        self.fill(published, offset, when_read)
+        return published
 
-        ``when_read`` is called once with a function that returns when nothing reads the
-        slab's bytes any more: at once on the CPU, after the copy's event on CUDA. It may
-        be run on another thread.
+    def empty(self, rows: int, width: int, dtype: str) -> torch.Tensor:
+        """A new ``[rows, width]`` tensor whose content is not set yet."""
+        return torch.empty((rows, width), dtype=getattr(torch, dtype), device=self._device)
+
+    def fill(self, target: torch.Tensor, offset: int, when_read: WhenRead) -> None:
+        """Copies the rows at ``offset`` into ``target``, ``[rows, width]`` on the device.
+
+        On CUDA the copy is queued on the current stream. ``when_read`` is called once.
         """
-        source = self._slab.rows(offset, rows, width, getattr(torch, dtype))
-        published = torch.empty((rows, width), dtype=source.dtype, device=self._device)
-        published.copy_(source, non_blocking=True)
+        rows, width = target.shape
+        source = self._slab.rows(offset, rows, width, target.dtype)
+        target.copy_(source, non_blocking=True)
         if self._device.type == "cuda":
             done = torch.cuda.Event(blocking=True)
             done.record(torch.cuda.current_stream(self._device))
             when_read(done.synchronize)
         else:
             when_read(lambda: None)
-        return published

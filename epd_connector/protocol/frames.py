@@ -18,6 +18,7 @@ from typing import Annotated
 import msgspec
 
 from epd_connector.errors import Failure
+from epd_connector.rows import Layout
 
 Room = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 """Names one transfer of one item: 63 random bits, minted by the router."""
@@ -219,10 +220,11 @@ class HeadUp(Frame, frozen=True):
 
 
 class Open(Frame, frozen=True):
-    """Receive this room. The head has placed it: every rank uses the same ``offset``.
+    """Receive this room. The head has placed it: its region is at ``offset`` on every rank.
 
     ``senders`` are the encode engine's ranks in order; a rank finds its own by
-    ``rows.serving_rank`` and its own rows by ``rows.wanted_rows``.
+    ``rows.serving_rank``, its own rows by ``rows.wanted_rows``, and their place in the region
+    by ``rows.landing_row``.
     """
 
     room: Room
@@ -230,7 +232,7 @@ class Open(Frame, frozen=True):
     width: Count
     dtype: Text
     itemsize: Annotated[int, msgspec.Meta(ge=1, le=16)]
-    sharded: bool
+    layout: Layout
     offset: Count
     senders: Annotated[tuple[RankAddress, ...], msgspec.Meta(min_length=1, max_length=1024)]
 

@@ -46,7 +46,7 @@ from epd_connector.protocol.frames import (
     RoomReceivers,
 )
 from tests.sim.encode import EncodeEngine, EncodeProcess
-from tests.sim.memory import DTYPE, ITEMSIZE, WIDTH
+from tests.sim.memory import DTYPE, ITEMSIZE, ROW_NBYTES, WIDTH
 from tests.sim.network import Alarm
 from tests.sim.prefill import PrefillEngine
 
@@ -123,7 +123,8 @@ class PrefillHost:
             AdmissionSettings(
                 ranks=ranks,
                 slab_nbytes=slab_nbytes,
-                sharded=world.rng.random() < 0.5,
+                shares_slab=self.engine.shares_slab,
+                shard_min_bytes=world.rng.choice([None, 0, 4 * ROW_NBYTES]),
                 receive_timeout_s=RECEIVE_TIMEOUT_S,
                 resolve_timeout_s=RESOLVE_TIMEOUT_S,
                 encode_locally=world.weather.mishaps and world.rng.random() < 0.3,

@@ -23,7 +23,7 @@ from epd_connector.core.admission_state import (
 from epd_connector.core.effects import RequestFailed
 from epd_connector.errors import Failure
 from epd_connector.protocol.frames import RoomLoaded
-from epd_connector.rows import Shard, wanted_rows
+from epd_connector.rows import Shard
 from tests.sim.heads import RECEIVE_TIMEOUT_S, PrefillHost
 
 STEP_S = 0.2
@@ -166,7 +166,7 @@ class Scheduler:
         offset, room, ranks = transfer.region.offset, transfer.ticket.room, self.host.engine.ranks
         self.host.tell(Loading(job.request, hash))
         for rank in range(len(ranks)):
-            shard = wanted_rows(transfer.item.rows, len(ranks), rank, sharded=transfer.sharded)
+            shard = self.host.engine.in_slab(rank, transfer.item.rows, transfer.layout)
             job.loads += 1
             self._world.soon(partial(self._loaded, job, rank, room, hash, shard, offset))
 

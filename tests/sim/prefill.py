@@ -23,7 +23,7 @@ from epd_connector.protocol.frames import (
     RoomLanded,
     RoomReleased,
 )
-from epd_connector.rows import Shard, wanted_rows
+from epd_connector.rows import Layout, Shard, wanted_rows
 from tests.sim.memory import (
     FENCE_S,
     ROW_NBYTES,
@@ -47,21 +47,19 @@ class PrefillProcess:
     """One prefill rank: a process with a machine and a receive slab."""
 
     def __init__(
-        self, world: "Ground", engine: "PrefillEngine", rank: int, ranks: int, slab_nbytes: int
+        self, world: "Ground", engine: "PrefillEngine", rank: int, ranks: int, session: str
     ) -> None:
         self.world = world
         self.engine = engine
         self.rank = rank
         self.incarnation = world.new_id()
-        self.memory = ReceiveMemory(slab_nbytes)
-        session = f"slab-{self.incarnation}"
-        world.fabric.slabs[session] = self.memory
+        self.memory = memory = world.fabric.slabs[session]
         self.machine = PrefillRank(
             ReceiveSettings(
                 incarnation=self.incarnation,
                 rank=rank,
                 ranks=ranks,
-                slab_nbytes=slab_nbytes,
+                slab_nbytes=memory.nbytes,
                 sessions={"shm": session},
                 fences={"shm": FENCE_S},
                 heartbeat_s=1.0,
@@ -94,7 +92,7 @@ class PrefillProcess:
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case Send(frame=frame):
-                if isinstance(frame, Grant):
+                if isinstance(frame, Grant) and frame.nbytes:
                     owner = Owner(effect.addressee, frame.room, frame.grant, frame.nbytes)
                     before = self.memory.owners.setdefault(frame.offset, owner)
                     assert before == owner, f"{before} may still write where {owner} is to"
@@ -113,15 +111,20 @@ class PrefillProcess:
 class PrefillEngine:
     """The ranks of one prefill engine, and a link to its head that is slow but keeps order.
 
-    ``head`` is set by whoever makes the engine, before anything happens.
+    ``shares_slab``: all ranks have one slab. ``head`` is set by whoever makes the engine,
+    before anything happens.
     """
 
     head: Head
 
     def __init__(self, world: "Ground", ranks: int, slab_nbytes: int) -> None:
         self.world = world
+        self.shares_slab = ranks > 1 and world.rng.random() < 0.4
+        names = [f"slab-{world.new_id()}" for _ in range(1 if self.shares_slab else ranks)]
+        world.fabric.slabs.update({name: ReceiveMemory(slab_nbytes) for name in names})
+        sessions = names * ranks if self.shares_slab else names
         self.ranks = [
-            PrefillProcess(world, self, rank, ranks, slab_nbytes) for rank in range(ranks)
+            PrefillProcess(world, self, rank, ranks, sessions[rank]) for rank in range(ranks)
         ]
         self._links: dict[tuple[str, int], float] = {}
 
@@ -145,9 +148,12 @@ class PrefillEngine:
         when = self._links[link] = max(when, self._links.get(link, 0.0) + 1e-9)
         self.world.timeline.at(when, act)
 
-    def assert_rows(self, hash: str, rows: int, offset: int, *, sharded: bool) -> None:
-        """Every rank holds its rows, and nothing else was written over them."""
+    def assert_rows(self, hash: str, rows: int, offset: int, layout: Layout) -> None:
+        """Every rank has what it is to have, and nothing else was written over it."""
         for process in self.ranks:
-            process.assert_rows(
-                hash, wanted_rows(rows, len(self.ranks), process.rank, sharded=sharded), offset
-            )
+            process.assert_rows(hash, self.in_slab(process.rank, rows, layout), offset)
+
+    def in_slab(self, rank: int, rows: int, layout: Layout) -> Shard:
+        """Rows of an item that lie in the slab of rank ``rank`` once all have landed."""
+        shared = layout is Layout.SHARED
+        return wanted_rows(rows, len(self.ranks), rank, sharded=layout.sharded and not shared)

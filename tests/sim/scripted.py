@@ -18,7 +18,7 @@ from epd_connector.protocol.frames import (
     RoomLanded,
     RoomReleased,
 )
-from epd_connector.rows import largest_shard
+from epd_connector.rows import Layout, region_rows
 from tests.sim.memory import DTYPE, ITEMSIZE, ROW_NBYTES, WIDTH
 from tests.sim.prefill import PrefillEngine
 
@@ -35,7 +35,7 @@ class Receipt:
     room: int
     hash: str
     rows: int
-    sharded: bool
+    layout: Layout
     region: Region | None = None
     abandoned: bool = False
     ready: bool = False
@@ -57,7 +57,8 @@ class ScriptedHead:
 
     def want(self, room: int, hash: str, rows: int) -> None:
         """Receive this item through this room."""
-        receipt = Receipt(room, hash, rows, sharded=self.world.rng.random() < 0.5)
+        layout = self.world.rng.choice([Layout.WHOLE, Layout.SHARDS])
+        receipt = Receipt(room, hash, rows, Layout.SHARED if self.engine.shares_slab else layout)
         self._queue.append(receipt)
         self._advance()
 
@@ -99,7 +100,7 @@ class ScriptedHead:
         ranks = len(self.engine.ranks)
         while self._queue:
             receipt = self._queue[0]
-            largest = largest_shard(receipt.rows, ranks, sharded=receipt.sharded)
+            largest = region_rows(receipt.rows, ranks, receipt.layout)
             receipt.region = self.slab.lease(largest * ROW_NBYTES)
             if receipt.region is None:
                 return
@@ -115,7 +116,7 @@ class ScriptedHead:
             width=WIDTH,
             dtype=DTYPE,
             itemsize=ITEMSIZE,
-            sharded=receipt.sharded,
+            layout=receipt.layout,
             offset=region.offset,
             senders=self._senders(),
         )
@@ -155,4 +156,4 @@ class ScriptedHead:
         self._advance()
 
     def _assert_published(self, receipt: Receipt, region: Region) -> None:
-        self.engine.assert_rows(receipt.hash, receipt.rows, region.offset, sharded=receipt.sharded)
+        self.engine.assert_rows(receipt.hash, receipt.rows, region.offset, receipt.layout)

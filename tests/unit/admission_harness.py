@@ -48,7 +48,8 @@ def settings(
     *,
     ranks: int = 2,
     slab_rows: int = SLAB_ROWS,
-    sharded: bool = False,
+    shares_slab: bool = False,
+    shard_min_bytes: int | None = None,
     encode_locally: bool = False,
     max_rooms: int = 64,
 ) -> AdmissionSettings:
@@ -56,7 +57,8 @@ def settings(
     return AdmissionSettings(
         ranks=ranks,
         slab_nbytes=slab_rows * ROW,
-        sharded=sharded,
+        shares_slab=shares_slab,
+        shard_min_bytes=shard_min_bytes,
         receive_timeout_s=60.0,
         resolve_timeout_s=5.0,
         encode_locally=encode_locally,

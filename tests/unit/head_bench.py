@@ -83,7 +83,9 @@ class Bench:
             self.link.listen(endpoint)
         head = EncodeHead(EncodeHeadSettings(ranks, "model/a", "bfloat16", 2, {"image": 64}))
         expected = Expected("model/a", "bfloat16", 64)
-        settings = AdmissionSettings(ranks, 1 << 20, False, 60.0, 5.0, encode_locally, 64, expected)
+        settings = AdmissionSettings(
+            ranks, 1 << 20, False, None, 60.0, 5.0, encode_locally, 64, expected
+        )
         self.prefill = PrefillHead(settings)
         self.head = runtime(
             HeadPlace("ec_both", "model/a", HEAD, TOKEN, ranks, CONTROL, LINK),

@@ -147,7 +147,7 @@ class PrefillEngine(_Engine):
         super().__init__(shape, shape.prefill_key)
         expected = Expected(MODEL, shape.dtype, WIDTH)
         settings = AdmissionSettings(
-            1, SLAB, False, PATIENCE_S, shape.resolve_timeout_s, False, 64, expected
+            1, SLAB, False, None, PATIENCE_S, shape.resolve_timeout_s, False, 64, expected
         )
         self.head = HeadRuntime(
             self.head_place("ec_consumer"),

@@ -17,6 +17,7 @@ from epd_connector.core.receive_state import (
 )
 from epd_connector.errors import Code, Failure
 from epd_connector.protocol.frames import AnyFrame, Grant, Open, RankAddress
+from epd_connector.rows import Layout
 
 ME = 3000
 WRITER = 4000
@@ -86,7 +87,7 @@ def opening(room: int, incarnation: int = WRITER, **changes: object) -> Open:
         "width": 4,
         "dtype": "bfloat16",
         "itemsize": 2,
-        "sharded": False,
+        "layout": Layout.WHOLE,
         "offset": 4096,
         "senders": (RankAddress(ENDPOINT, incarnation, {"shm": "host"}),),
     }

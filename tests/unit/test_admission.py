@@ -24,6 +24,7 @@ from epd_connector.protocol.frames import (
     RoomLoaded,
     RoomReleased,
 )
+from epd_connector.rows import Layout
 from tests.unit.admission_harness import (
     HERE,
     ROW,
@@ -55,7 +56,7 @@ def test_one_item_is_resolved_placed_received_and_loaded() -> None:
 
     (frame,) = opened(head.hear(identity()))
     assert (frame.room, frame.rows, frame.width, frame.dtype) == (5, 4, 64, "bfloat16")
-    assert (frame.itemsize, frame.sharded, frame.offset) == (2, False, 0)
+    assert (frame.itemsize, frame.layout, frame.offset) == (2, Layout.WHOLE, 0)
     assert frame.senders == identity().ranks
 
     assert head.rank(0, RoomLanded(5, 4 * ROW)) == []
@@ -90,17 +91,38 @@ def test_a_known_engine_is_not_asked_again() -> None:
 
 
 def test_shards_take_the_bytes_of_the_largest_one() -> None:
-    head = known(settings(sharded=True, ranks=3))
+    head = known(settings(shard_min_bytes=0, ranks=3))
     (frame,) = opened(head.start("r", item("a", 5, rows=20)))
-    assert frame.sharded
+    assert frame.layout is Layout.SHARDS
     assert head.head.balance().leased == 1024  # 7 rows, rounded up
     head.land(5)
     assert head.head.counters.items_sharded == 1
+    assert head.head.counters.embedding_bytes == 20 * ROW
+
+
+def test_only_items_that_are_worth_a_collective_are_sharded() -> None:
+    head = known(settings(shard_min_bytes=5 * ROW))
+    effects = head.start("r", item("a", 5, rows=4), item("b", 6, rows=5))
+    assert [frame.layout for frame in opened(effects)] == [Layout.WHOLE, Layout.SHARDS]
+    head.land(5)
+    head.land(6)
+    assert head.head.counters.items_whole == 1
+    assert head.head.counters.items_sharded == 1
+
+
+def test_ranks_with_one_slab_share_the_bytes_of_the_whole_item() -> None:
+    head = known(settings(shares_slab=True, ranks=3, shard_min_bytes=0))
+    (frame,) = opened(head.start("r", item("a", 5, rows=20)))
+    assert frame.layout is Layout.SHARED
+    assert head.head.balance().leased == 20 * ROW
+    head.land(5)
+    assert head.head.counters.items_shared == 1
+    assert head.head.counters.embedding_bytes == 20 * ROW
 
 
 def test_one_rank_has_nothing_to_shard() -> None:
-    head = known(settings(sharded=True, ranks=1))
-    assert not opened(head.start("r", item("a", 5)))[0].sharded
+    head = known(settings(shard_min_bytes=0, ranks=1))
+    assert opened(head.start("r", item("a", 5)))[0].layout is Layout.WHOLE
 
 
 def test_a_request_without_items_runs() -> None:

@@ -332,7 +332,9 @@ def test_document_and_code_have_the_same_defaults_and_units() -> None:
             continue
         assert re.fullmatch(r"`[^`]*`|empty", default), name
         written: object = "" if default == "empty" else default.strip("`")
-        if isinstance(fixed[name], float | int) and unit != "bytes":
+        if isinstance(fixed[name], bool):
+            written = {"true": True, "false": False}[str(written)]
+        elif isinstance(fixed[name], float | int) and unit != "bytes":
             written = float(str(written))
         elif unit == "bytes":
             written = keys()[name].parse(written)

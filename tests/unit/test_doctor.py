@@ -117,7 +117,9 @@ def test_an_unusable_transport_is_a_warning() -> None:
 def test_shared_memory_must_hold_every_ranks_slab() -> None:
     wanted = config(receive_slab_bytes="3GiB")
     assert checks.check_shared_memory(wanted, GOOD.shared_memory, 1).level is Level.OK
-    finding = checks.check_shared_memory(wanted, GOOD.shared_memory, 2)
+    assert checks.check_shared_memory(wanted, GOOD.shared_memory, 2).level is Level.OK
+    apart = replace(wanted, share_slab=False)
+    finding = checks.check_shared_memory(apart, GOOD.shared_memory, 2)
     assert finding.level is Level.FAIL
     assert "4.0GiB free of 8.0GiB" in finding.value
     assert "2 x receive_slab_bytes = 6GiB" in finding.limit

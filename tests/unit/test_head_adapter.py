@@ -4,6 +4,7 @@
 from vllm.v1.request import RequestStatus
 
 from epd_connector.hosts.vllm.plan import LoadSpec, StepPlan
+from epd_connector.rows import Layout
 from tests.unit.host_bench import ROWS, RUNNING, Host, feature, request, tickets
 
 # --- receiving ------------------------------------------------------------------------------
@@ -20,7 +21,7 @@ def test_a_request_waits_until_its_items_have_landed_and_then_loads_them() -> No
     plan = host.runs(r, 0, 1)
     offsets = [load.offset for load in plan.loads]
     assert plan.loads == [
-        LoadSpec(room, hash, offset, ROWS, 64, "bfloat16", False)
+        LoadSpec(room, hash, offset, ROWS, 64, "bfloat16", Layout.WHOLE)
         for room, hash, offset in zip((1, 2), "ab", offsets, strict=True)
     ]
     assert len(set(offsets)) == 2

@@ -165,12 +165,33 @@ def test_device_slabs_on_the_cpu_are_refused_with_the_remedy() -> None:
         setup.make_rank(asking.config(), asking, 0, CPU)
 
 
-def test_shards_are_refused_where_ranks_would_need_them() -> None:
-    for role in ("ec_consumer", "ec_both"):
-        with pytest.raises(ConfigError, match=r"shard is always with 2.*set shard to auto"):
-            host(role, ranks=2, shard="always").config()
-    host("ec_consumer", ranks=1, shard="always").config()
-    host("ec_producer", ranks=2, shard="always").config()
+@pytest.mark.parametrize(
+    ("role", "ranks", "choices", "shares", "gathers"),
+    [
+        ("ec_consumer", 2, {}, True, False),
+        ("ec_both", 2, {"transport": "mooncake"}, True, False),
+        ("ec_consumer", 2, {"share_slab": False}, False, True),
+        ("ec_consumer", 2, {"shard": "always"}, False, True),
+        ("ec_consumer", 2, {"shard": "never"}, False, False),
+        ("ec_consumer", 2, {"transport": "mooncake", "slab_device": "cuda"}, False, True),
+        ("ec_consumer", 1, {"shard": "always"}, False, False),
+        ("ec_producer", 2, {}, False, False),
+    ],
+)
+def test_which_engines_share_a_slab_and_which_gather(
+    role: str, ranks: int, choices: dict[str, object], shares: bool, gathers: bool
+) -> None:
+    engine = host(role, ranks, "engine", **choices)
+    config = engine.config()
+    assert setup.shares_slab(config, engine) == shares
+    assert setup.gathers(config, engine) == gathers
+
+
+def test_ranks_on_several_hosts_share_no_slab() -> None:
+    engine = host(ranks=2)
+    engine.parallel_config.nnodes_within_dp = 2
+    assert not setup.shares_slab(engine.config(), engine)
+    assert setup.gathers(engine.config(), engine)
 
 
 # --- addresses ------------------------------------------------------------------------------

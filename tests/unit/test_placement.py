@@ -1,23 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where received items lie, and in which order unneeded ones go."""
 
+import dataclasses
+
 import pytest
 
 from epd_connector.core.admission_state import Item, Ticket, Transfer, TransferState
 from epd_connector.core.placement import Placement
 from epd_connector.errors import Code
 from epd_connector.memory.slab import ALIGNMENT
+from tests.unit.admission_harness import settings
 
 UNITS = 16
 
 
-def placement(ranks: int = 2) -> Placement:
-    return Placement(UNITS * ALIGNMENT, ranks)
+def placement(ranks: int = 2, **choices: object) -> Placement:
+    changes = {"slab_nbytes": UNITS * ALIGNMENT, "ranks": ranks, **choices}
+    return Placement(dataclasses.replace(settings(), **changes))  # type: ignore[arg-type]
 
 
-def transfer(room: int, units: int = 1, *, sharded: bool = False) -> Transfer:
+def transfer(room: int, units: int = 1) -> Transfer:
     made = Transfer(Ticket(room, "encode:1"), Item(f"i{room}", 4, "image"))
-    made.sharded = sharded
     made.nbytes = units * ALIGNMENT
     return made
 
@@ -31,15 +34,16 @@ def landed(place: Placement, room: int, units: int) -> Transfer:
 
 
 @pytest.mark.parametrize(
-    ("rows", "ranks", "sharded", "nbytes"),
-    [(10, 4, False, 1000), (10, 4, True, 300), (1, 4, True, 100), (12, 4, True, 300)],
+    ("rows", "ranks", "smallest", "nbytes"),
+    [(10, 4, None, 1000), (10, 4, 0, 300), (1, 4, 100, 100), (12, 4, 0, 300), (10, 1, 0, 1000)],
 )
 def test_an_item_takes_the_bytes_of_the_largest_part(
-    rows: int, ranks: int, sharded: bool, nbytes: int
+    rows: int, ranks: int, smallest: int | None, nbytes: int
 ) -> None:
-    made = transfer(1, sharded=sharded)
-    assert placement(ranks).measure(made, rows, 100) is None
+    made = transfer(1)
+    assert placement(ranks, shard_min_bytes=smallest).measure(made, rows, 100) is None
     assert made.nbytes == nbytes
+    assert made.item_nbytes == rows * 100
 
 
 def test_an_item_fits_to_the_byte() -> None:

@@ -18,6 +18,7 @@ from epd_connector.hosts.vllm.setup import RankParts
 from epd_connector.memory.tensors import Publisher, SlabMemory, TensorRows
 from epd_connector.protocol.codec import Codec
 from epd_connector.protocol.frames import AnyFrame, RoomLoaded
+from epd_connector.rows import Layout
 from epd_connector.runtime.rank import RankPlace, RankRuntime
 from epd_connector.testing.memory_link import MemoryNetwork
 from epd_connector.testing.memory_transport import MemoryFabric, MemoryTransport
@@ -185,8 +186,8 @@ def test_loads_of_a_step_are_put_into_the_cache_and_told(prefill: Worker) -> Non
     made = torch.randn(ROWS, WIDTH).bfloat16()
     prefill.slab.rows(512, ROWS, WIDTH, torch.bfloat16).copy_(made)
     loads = [
-        LoadSpec(5, "a", 512, ROWS, WIDTH, "bfloat16", False),
-        LoadSpec(6, "none", 0, 0, WIDTH, "bfloat16", False),
+        LoadSpec(5, "a", 512, ROWS, WIDTH, "bfloat16", Layout.WHOLE),
+        LoadSpec(6, "none", 0, 0, WIDTH, "bfloat16", Layout.WHOLE),
     ]
     cache: dict[str, torch.Tensor] = {}
     prefill.adapter.start_load_caches(StepPlan(loads=loads), cache)

@@ -37,6 +37,7 @@ from epd_connector.protocol.frames import (
     Tally,
     Welcome,
 )
+from epd_connector.rows import Layout
 from epd_connector.runtime import rank as rank_module
 from epd_connector.runtime.rank import Loaded, RankPlace, RankPost, RankRuntime
 from epd_connector.testing.memory_link import MemoryNetwork
@@ -166,7 +167,7 @@ def encoded(token: int, hash: str = "item") -> Encoded:
 
 def opening(room: int = 1, adverts: dict[str, str] | None = None) -> Open:
     sender = RankAddress(THERE, PEER, {"memory": "fabric"} if adverts is None else adverts)
-    return Open(room, ROWS, WIDTH, "bfloat16", 2, False, 256, (sender,))
+    return Open(room, ROWS, WIDTH, "bfloat16", 2, Layout.WHOLE, 256, (sender,))
 
 
 # --- the head -------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from epd_connector.protocol.frames import (
     Stale,
     Stalled,
 )
+from epd_connector.rows import Layout
 from tests.unit.receive_bench import (
     ENDPOINT,
     FENCE_S,
@@ -149,10 +150,22 @@ def test_a_room_is_granted_behind_a_hello() -> None:
 def test_a_shard_is_granted_to_the_rank_that_serves_it(rank: int, start: int, count: int) -> None:
     senders = tuple(RankAddress(f"tcp://e{n}", WRITER + n, {}) for n in range(2))
     bench = Bench(rank=rank, ranks=3)
-    effects = bench.open(sharded=True, senders=senders)
+    effects = bench.open(layout=Layout.SHARDS, senders=senders)
     (grant,) = grants(effects)
+    assert grant.sharded
     assert (grant.start, grant.count, grant.nbytes) == (start, count, count * 8)
+    assert grant.offset == 4096
     assert {e.endpoint for e in effects if isinstance(e, Send)} == {f"tcp://e{rank * 2 // 3}"}
+
+
+@pytest.mark.parametrize(("rank", "start", "count"), [(0, 0, 4), (1, 4, 3), (2, 7, 3)])
+def test_in_a_shared_slab_a_rank_grants_the_place_of_its_rows(
+    rank: int, start: int, count: int
+) -> None:
+    (grant,) = grants(Bench(rank=rank, ranks=3).open(layout=Layout.SHARED))
+    assert grant.sharded
+    assert (grant.start, grant.count) == (start, count)
+    assert (grant.offset, grant.nbytes) == (4096 + start * 8, count * 8)
 
 
 def test_a_room_without_a_transport_fails_at_once() -> None:

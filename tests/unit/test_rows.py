@@ -6,8 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epd_connector.rows import (
+    Layout,
     Shard,
-    largest_shard,
+    choose_layout,
+    landing_row,
+    region_rows,
     served_ranks,
     serving_rank,
     shard_rows,
@@ -34,10 +37,37 @@ def test_shards_are_balanced_and_the_first_are_the_larger(rows: int, ranks: int)
     assert sizes == [rows // ranks + 1] * (rows % ranks) + [rows // ranks] * (ranks - rows % ranks)
 
 
-@given(rows_counts, rank_counts, st.booleans())
-def test_the_largest_part_is_the_largest(rows: int, ranks: int, sharded: bool) -> None:
-    sizes = [wanted_rows(rows, ranks, rank, sharded=sharded).rows for rank in range(ranks)]
-    assert largest_shard(rows, ranks, sharded=sharded) == max(sizes)
+@given(rows_counts, rank_counts, st.sampled_from(Layout))
+def test_a_region_has_room_for_what_lands_on_any_rank(
+    rows: int, ranks: int, layout: Layout
+) -> None:
+    shards = [wanted_rows(rows, ranks, rank, sharded=layout.sharded) for rank in range(ranks)]
+    ends = [landing_row(shard, layout) + shard.rows for shard in shards]
+    assert region_rows(rows, ranks, layout) == max(ends)
+
+
+@given(rows_counts, rank_counts)
+def test_in_a_shared_slab_the_shards_lie_where_they_are_in_the_item(rows: int, ranks: int) -> None:
+    shards = [shard_rows(rows, ranks, rank) for rank in range(ranks)]
+    assert [landing_row(shard, Layout.SHARED) for shard in shards] == [s.start for s in shards]
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "ranks", "shares_slab", "shard_min_bytes", "layout"),
+    [
+        (100, 1, True, 0, Layout.WHOLE),
+        (100, 2, True, None, Layout.SHARED),
+        (100, 2, False, None, Layout.WHOLE),
+        (100, 2, False, 101, Layout.WHOLE),
+        (100, 2, False, 100, Layout.SHARDS),
+        (0, 2, False, 0, Layout.SHARDS),
+    ],
+)
+def test_the_layout_by_what_the_ranks_have_and_the_item_weighs(
+    nbytes: int, ranks: int, shares_slab: bool, shard_min_bytes: int | None, layout: Layout
+) -> None:
+    chosen = choose_layout(nbytes, ranks, shares_slab=shares_slab, shard_min_bytes=shard_min_bytes)
+    assert chosen is layout
 
 
 @given(rows_counts, rank_counts)

@@ -219,7 +219,7 @@ class HeadAdapter:
                 rows=transfer.item.rows,
                 width=transfer.identity.widths[transfer.item.modality],
                 dtype=transfer.identity.dtype,
-                sharded=transfer.sharded,
+                layout=transfer.layout,
             )
         )
         self._runtime.tell(admission.Loading(request.request_id, hash))

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorMetadata
 
+from epd_connector.rows import Layout
+
 
 @dataclass(frozen=True, slots=True)
 class ClaimSpec:
@@ -23,7 +25,7 @@ class ClaimSpec:
 class LoadSpec:
     """Prefill side: put item ``hash``, ``[rows, width]`` of ``dtype``, into the encoder cache.
 
-    Its rows lie at ``offset`` of every rank's receive slab; ``sharded``: each rank has its own.
+    Its region is at ``offset`` of every rank's receive slab; ``layout`` says what is in it.
     """
 
     room: int
@@ -32,7 +34,7 @@ class LoadSpec:
     rows: int
     width: int
     dtype: str
-    sharded: bool
+    layout: Layout
 
 
 @dataclass(slots=True)

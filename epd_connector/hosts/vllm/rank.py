@@ -9,19 +9,29 @@ and waits for no peer.
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from epd_connector.config import Config
 from epd_connector.core.send_events import Claim, Encoded
 from epd_connector.hosts.vllm.plan import LoadSpec, StepPlan
-from epd_connector.hosts.vllm.setup import RankParts, make_rank
-from epd_connector.memory.tensors import Publisher
+from epd_connector.hosts.vllm.reassembly import Reassembly
+from epd_connector.hosts.vllm.setup import (
+    RankParts,
+    gathers,
+    make_rank,
+    share_receive_slab,
+    shares_slab,
+)
+from epd_connector.memory.tensors import Publisher, WhenRead
+from epd_connector.rows import Layout
 from epd_connector.runtime.rank import Loaded
 from epd_connector.transport.workers import Job, Workers
 
 if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
+    from vllm.distributed.parallel_state import GroupCoordinator
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +44,7 @@ class RankAdapter:
         self._vllm_config = vllm_config
         self._parts: RankParts | None = None
         self._publisher: Publisher | None = None
+        self._reassembly: Reassembly | None = None
         self._readers = Workers("epd-read", threads=1, backlog=config.max_rooms)
         self._awaited: set[str] = set()
 
@@ -50,12 +61,24 @@ class RankAdapter:
         if self._parts is not None or not get_pp_group().is_first_rank:
             return
         group = get_tp_group()
-        device = group.device
-        self._parts = make_rank(self._config, self._vllm_config, group.rank_in_group, device)
-        if self._parts.receive_slab is not None:
-            self._publisher = Publisher(self._parts.receive_slab, device)
-        self._parts.runtime.start()
-        names = ", ".join(self._parts.transports)
+        if gathers(self._config, self._vllm_config):
+            self._reassembly = Reassembly(group)
+        try:
+            self._start(group)
+        finally:
+            # Whatever became of this rank: were it to stay away, the others would wait for it.
+            if self._reassembly is not None:
+                self._reassembly.warm_up()
+
+    def _start(self, group: "GroupCoordinator") -> None:
+        config, host = self._config, self._vllm_config
+        shared = share_receive_slab(config, group) if shares_slab(config, host) else None
+        parts = make_rank(config, host, group.rank_in_group, group.device, shared)
+        self._parts = parts
+        if parts.receive_slab is not None:
+            self._publisher = Publisher(parts.receive_slab, group.device)
+        parts.runtime.start()
+        names = ", ".join(parts.transports)
         logger.info("EPD rank %d is up; transports: %s", group.rank_in_group, names)
 
     def start_save_caches(self, plan: StepPlan, encoder_cache: dict[str, "torch.Tensor"]) -> None:
@@ -97,16 +120,22 @@ class RankAdapter:
 
     def start_load_caches(self, plan: StepPlan, encoder_cache: dict[str, "torch.Tensor"]) -> None:
         """Before embeddings are gathered: put the step's received items into the cache."""
+        publisher = self._publisher
+        if publisher is None:  # No rank of the first pipeline stage: it reads no embeddings.
+            return
+        shards = [load for load in plan.loads if load.layout is Layout.SHARDS]
+        if shards:
+            assert self._reassembly is not None
+            wholes = self._reassembly.assemble(publisher, shards, self._when_read)
+            encoder_cache.update(zip((load.hash for load in shards), wholes, strict=True))
         for load in plan.loads:
-            encoder_cache[load.hash] = self._publish(load)
+            if load.layout is not Layout.SHARDS:
+                encoder_cache[load.hash] = publisher.publish(
+                    load.offset, load.rows, load.width, load.dtype, self._when_read(load)
+                )
 
-    def _publish(self, load: LoadSpec) -> "torch.Tensor":
-        assert self._publisher is not None
-
-        def when_read(wait: Callable[[], None]) -> None:
-            self._report_read(load.room, wait)
-
-        return self._publisher.publish(load.offset, load.rows, load.width, load.dtype, when_read)
+    def _when_read(self, load: LoadSpec) -> WhenRead:
+        return partial(self._report_read, load.room)
 
     def _report_read(self, room: int, wait: Callable[[], None]) -> None:
         """Tells the loop, as soon as nothing reads the region for this load any more."""

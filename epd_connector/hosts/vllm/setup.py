@@ -10,7 +10,7 @@ import logging
 import secrets
 from typing import TYPE_CHECKING, NamedTuple
 
-from epd_connector.config import Config, OnFailure, Role, Shard, SlabDevice
+from epd_connector.config import Config, OnFailure, Role, SlabDevice
 from epd_connector.core.admission import AdmissionSettings, PrefillHead
 from epd_connector.core.encode_head import EncodeHead, EncodeHeadSettings
 from epd_connector.core.receive import PrefillRank, ReceiveSettings
@@ -33,6 +33,7 @@ from epd_connector.transport.base import Transport, TransportOptions
 if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
+    from vllm.distributed.parallel_state import GroupCoordinator
 
     from epd_connector.memory.tensors import SlabMemory, TensorRows
 
@@ -41,6 +42,7 @@ logger = logging.getLogger(__name__)
 AUTO = ("shm", "mooncake")
 """What transport ``auto`` uses, best first, as far as it can be used here."""
 _RANK_SEND_QUEUE = 1 << 16
+_RECEIVE = "receive slab"
 
 
 class Addresses(NamedTuple):
@@ -64,12 +66,6 @@ def read_config(vllm_config: "VllmConfig") -> Config:
         default_host=ec_config.ec_ip,
         default_port=role.default_port(ec_config.ec_port),
     )
-    ranks = vllm_config.parallel_config.tensor_parallel_size
-    if ranks > 1 and config.shard is Shard.ALWAYS and role.receives:
-        raise ConfigError(
-            f"shard is always with {ranks} tensor-parallel ranks: this release sends whole "
-            "items to every rank; set shard to auto or never"
-        )
     _check_processor_cache(role, vllm_config)
     return config
 
@@ -125,7 +121,7 @@ def make_head(config: Config, vllm_config: "VllmConfig") -> HeadRuntime:
         encode = EncodeHead(settings)
     if config.role.receives:
         expected = Expected(fingerprint, dtype_name(model_config), hidden_size(model_config))
-        prefill = PrefillHead(_admission_settings(config, ranks, expected))
+        prefill = PrefillHead(_admission_settings(config, vllm_config, expected))
     head_place = HeadPlace(
         role=config.role.value,
         fingerprint=fingerprint,
@@ -139,11 +135,27 @@ def make_head(config: Config, vllm_config: "VllmConfig") -> HeadRuntime:
     return HeadRuntime(head_place, link, Codec(config.key_bytes), encode=encode, prefill=prefill)
 
 
-def _admission_settings(config: Config, ranks: int, expected: Expected) -> AdmissionSettings:
+def shares_slab(config: Config, vllm_config: "VllmConfig") -> bool:
+    """Whether all receiving ranks of this engine have one receive slab."""
+    parallel = vllm_config.parallel_config
+    return config.shares_slab(parallel.tensor_parallel_size, parallel.nnodes_within_dp)
+
+
+def gathers(config: Config, vllm_config: "VllmConfig") -> bool:
+    """Whether this engine's ranks may have to put sharded items together."""
+    several = vllm_config.parallel_config.tensor_parallel_size > 1
+    shards = config.shard_from is not None and not shares_slab(config, vllm_config)
+    return several and shards and config.role.receives
+
+
+def _admission_settings(
+    config: Config, vllm_config: "VllmConfig", expected: Expected
+) -> AdmissionSettings:
     return AdmissionSettings(
-        ranks=ranks,
+        ranks=vllm_config.parallel_config.tensor_parallel_size,
         slab_nbytes=config.receive_slab_bytes,
-        sharded=False,
+        shares_slab=shares_slab(config, vllm_config),
+        shard_min_bytes=config.shard_from,
         receive_timeout_s=config.receive_timeout_s,
         resolve_timeout_s=config.resolve_timeout_s,
         encode_locally=config.on_failure is OnFailure.ENCODE_LOCALLY,
@@ -162,10 +174,41 @@ class RankParts(NamedTuple):
     rows: "TensorRows | None"
 
 
+def share_receive_slab(config: Config, group: "GroupCoordinator") -> "SlabMemory":
+    """The one receive slab of all ranks of ``group``: its first makes it, the others map it.
+
+    Every rank must call it; what keeps the first from making it is told to all.
+
+    Raises:
+        TransportError: the memory cannot be had here, or was not made; with the remedy.
+
+    """
+    from epd_connector.memory.tensors import SlabMemory
+
+    slab, path, failure = None, None, ""
+    if group.rank_in_group == 0:
+        try:
+            slab = _make_slab(config, config.receive_slab_bytes, _RECEIVE, group.device, True)
+            path = slab.path
+        except (ConfigError, TransportError) as error:
+            failure = str(error)
+    path, failure = group.broadcast_object((path, failure))
+    if path is None:
+        raise TransportError(f"{failure} (share_slab: the first rank makes the slab of all)")
+    pin = group.device.type == "cuda"
+    return slab or SlabMemory.attached(path, config.receive_slab_bytes, pin=pin, owner_tag=_RECEIVE)
+
+
 def make_rank(
-    config: Config, vllm_config: "VllmConfig", rank: int, device: "torch.device"
+    config: Config,
+    vllm_config: "VllmConfig",
+    rank: int,
+    device: "torch.device",
+    shared_slab: "SlabMemory | None" = None,
 ) -> RankParts:
     """The runtime of one rank with its slabs registered, not started.
+
+    ``shared_slab``: the receive slab of all ranks, where they have one.
 
     Raises:
         ConfigError: the configuration does not fit the device.
@@ -189,7 +232,8 @@ def make_rank(
         rows = TensorRows(send_slab)
         sender = EncodeRank(_send_settings(config, rank, ranks, incarnation))
     if config.role.receives:
-        receive_slab, sessions = _receive_slab(config, transports, device)
+        receive_slab = shared_slab or _receive_slab(config, transports, device)
+        sessions = {name: t.register_destination(receive_slab) for name, t in transports.items()}
         settings = _receive_settings(config, rank, ranks, incarnation, sessions, transports)
         receiver = PrefillRank(settings)
     runtime = RankRuntime(
@@ -290,7 +334,7 @@ def _start_transports(config: Config, host: str) -> dict[str, Transport]:
 def _send_slab(
     config: Config, transports: dict[str, Transport], device: "torch.device"
 ) -> "SlabMemory":
-    slab = _make_slab(config, config.send_slab_bytes, "send slab", device, shared=False)
+    slab = _make_slab(config, config.send_slab_bytes, "send slab", device, False)
     for transport in transports.values():
         transport.register_source(slab)
     return slab
@@ -298,15 +342,12 @@ def _send_slab(
 
 def _receive_slab(
     config: Config, transports: dict[str, Transport], device: "torch.device"
-) -> tuple["SlabMemory", dict[str, str]]:
-    shared = "shm" in transports
-    slab = _make_slab(config, config.receive_slab_bytes, "receive slab", device, shared=shared)
-    sessions = {name: t.register_destination(slab) for name, t in transports.items()}
-    return slab, sessions
+) -> "SlabMemory":
+    return _make_slab(config, config.receive_slab_bytes, _RECEIVE, device, "shm" in transports)
 
 
 def _make_slab(
-    config: Config, nbytes: int, tag: str, device: "torch.device", *, shared: bool
+    config: Config, nbytes: int, tag: str, device: "torch.device", shared: bool
 ) -> "SlabMemory":
     from epd_connector.memory.tensors import SlabMemory
 
