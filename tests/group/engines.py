@@ -21,6 +21,7 @@ from epd_connector.core.admission_state import TransferState
 from epd_connector.hosts.vllm.head import HeadAdapter
 from epd_connector.hosts.vllm.plan import StepPlan
 from epd_connector.hosts.vllm.setup import make_head
+from epd_connector.memory.segment import SHARED_DIRECTORY
 from epd_connector.protocol.frames import Report
 from epd_connector.runtime.report import fetch_report
 from tests.group import encode_side, rank_side
@@ -52,6 +53,9 @@ class Group:
         ]
         for child in self.ranks:
             child.end()
+        # All have mapped them. The host leaves them behind when its processes are killed.
+        for path in SHARED_DIRECTORY.glob(f"{name}*-cpushm_*"):
+            path.unlink()
 
     def __len__(self) -> int:
         return len(self.ranks)
