@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
+from epd_connector.cli.demo_engines import check_ranks, engine_specs, read_heads
 from epd_connector.cli.demo_report import (
     NOTE,
     Answer,
@@ -27,17 +28,19 @@ from epd_connector.cli.demo_report import (
     table,
     verdict,
 )
+from epd_connector.config import Shard
+from epd_connector.core.transfer_words import COUNTED
 from epd_connector.errors import EPDError
 from epd_connector.memory.segment import sweep_stale_segments
 from epd_connector.protocol.frames import Report
+from epd_connector.rows import Layout
 from epd_connector.runtime.report import fetch_report
 from epd_connector.testing import pictures
-from epd_connector.testing.chat import ChatResult, JSONValue, item_parts, user_message
+from epd_connector.testing.chat import ChatResult, item_parts, user_message
 from epd_connector.testing.engines import (
+    MAX_RANKS,
     EngineError,
     EngineProcess,
-    EngineSpec,
-    connector_spec,
     run_pair,
     running,
     wait_until,
@@ -50,8 +53,6 @@ REQUEST_TIMEOUT_S = 300.0
 REPORT_TIMEOUT_S = 5.0
 SETTLE_S = 10.0
 EXIT_INTERRUPTED = 130
-# Enough for the built model's embeddings, and fits where /dev/shm has a container's 64 MB.
-TINY_SLABS: Mapping[str, JSONValue] = {"send_slab_bytes": "32MiB", "receive_slab_bytes": "32MiB"}
 
 
 class DemoError(EPDError):
@@ -84,15 +85,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--transport", choices=("shm", "mooncake"), default="shm", help="default: %(default)s"
     )
+    for engine in ("encode", "prefill"):
+        parser.add_argument(
+            f"--{engine}-tp",
+            type=_ranks,
+            default=1,
+            metavar="N",
+            help=f"tensor-parallel ranks of the {engine} engine; default: %(default)s",
+        )
+    parser.add_argument(
+        "--shard",
+        choices=tuple(Shard),
+        default=Shard.AUTO,
+        help="whether the prefill engine's ranks each receive their own rows of an item (always), "
+        "all rows (never), or what suits the machine (auto); default: %(default)s",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the findings here")
     parser.add_argument(
         "--keep-logs", type=Path, metavar="DIR", help="write the engines' logs here and keep them"
     )
 
 
+def _ranks(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_RANKS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of ranks: use a whole number from 1 to {MAX_RANKS}"
+        )
+    return int(text)
+
+
 def run(args: argparse.Namespace) -> int:
     """Run the demo, print its table and verdict; 0 if it passed, 1 if not, 130 if interrupted."""
-    found = Findings(transport=args.transport)
+    found = _nothing_yet(args)
     try:
         with _terminated_as_interrupted():
             found = demonstrate(args, _say)
@@ -108,6 +132,15 @@ def run(args: argparse.Namespace) -> int:
     _say(table(found))
     _say(NOTE)
     return _finish(args, found, problems(found))
+
+
+def _nothing_yet(args: argparse.Namespace) -> Findings:
+    return Findings(
+        transport=args.transport,
+        encode_tp=args.encode_tp,
+        prefill_tp=args.prefill_tp,
+        shard=args.shard,
+    )
 
 
 def _finish(args: argparse.Namespace, found: Findings, reasons: list[str]) -> int:
@@ -130,25 +163,18 @@ def demonstrate(args: argparse.Namespace, say: Callable[[str], None]) -> Finding
         source, picture, other = _pictures(args.image)
         say(f"picture: {source}")
         model = _model(args.model, scratch, say)
+        heads = read_heads(model)
+        check_ranks("--encode-tp", args.encode_tp, heads)
+        check_ranks("--prefill-tp", args.prefill_tp, heads)
         logs = args.keep_logs or scratch / "logs"
         logs.mkdir(parents=True, exist_ok=True)
-        specs = engine_specs(model, args.transport, tiny=args.model is None)
+        specs = engine_specs(model, args)
         # The host's server kills its workers, which then cannot remove their shared memory.
         stack.callback(sweep_stale_segments)
         started = running(specs, logs, timeout_s=START_TIMEOUT_S, progress=Progress(say))
         engines = Engines(*stack.enter_context(started))
         say("sending pictures both ways")
-        return compare(engines, picture, other, Findings(transport=args.transport))
-
-
-def engine_specs(model: Path, transport: str, *, tiny: bool) -> list[EngineSpec]:
-    """The monolithic, the encode and the prefill engine, in this order."""
-    extra: dict[str, JSONValue] = {"transport": transport, **(TINY_SLABS if tiny else {})}
-    return [
-        EngineSpec("monolithic", model),
-        connector_spec("encode", model, "ec_producer", extra),
-        connector_spec("prefill", model, "ec_consumer", extra),
-    ]
+        return compare(engines, picture, other, _nothing_yet(args))
 
 
 def compare(engines: Engines, picture: str, other: str, found: Findings) -> Findings:
@@ -156,16 +182,17 @@ def compare(engines: Engines, picture: str, other: str, found: Findings) -> Find
     found = replace(
         found, other_monolithic=_alone(engines, other), other_epd=_disaggregated(engines, other)
     )
-    encode_before, prefill_before = _settled(engines, items=1)
+    encode_before, prefill_before = _settled(engines, 1, found.senders)
     alone, apart = _alone(engines, picture), _disaggregated(engines, picture)
-    encode, prefill = _settled(engines, items=2)
+    encode, prefill = _settled(engines, 2, found.senders)
     return replace(
         found,
         monolithic=alone,
         epd=apart,
         items=len(item_parts(user_message(PROMPT, [picture]))),
         published=_grown(prefill_before, prefill, "items_published"),
-        embedding_bytes=_grown(prefill_before, prefill, "bytes_landed"),
+        layout=_layout(prefill_before, prefill),
+        embedding_bytes=_grown(prefill_before, prefill, "embedding_bytes"),
         sent_bytes=_grown(encode_before, encode, "bytes_sent"),
         encoded_to_landed_s=encode.encoded_to_landed_s[len(encode_before.encoded_to_landed_s) :],
     )
@@ -204,11 +231,12 @@ def _answer(engine: EngineProcess, result: ChatResult) -> Answer:
     raise DemoError(f"engine {engine.name} answered {result.status}: {first}\n{engine.log_tail()}")
 
 
-def _settled(engines: Engines, items: int) -> tuple[Report, Report]:
+def _settled(engines: Engines, items: int, senders: int) -> tuple[Report, Report]:
     """The reports of the encode and the prefill engine once both count `items` items.
 
-    Counts reach an engine's head a moment after its answer. Bounded: reports that stay behind are
-    returned as they are, and judged.
+    Each of the `senders` encode ranks counts an item that it sent rows of. Counts reach an
+    engine's head a moment after its answer. Bounded: reports that stay behind are returned as
+    they are, and judged.
     """
     encode = prefill = None
 
@@ -217,7 +245,7 @@ def _settled(engines: Engines, items: int) -> tuple[Report, Report]:
         encode = fetch_report(engines.encode.control_address, REPORT_TIMEOUT_S)
         prefill = fetch_report(engines.prefill.control_address, REPORT_TIMEOUT_S)
         published = prefill.counters.get("items_published", 0)
-        return len(encode.encoded_to_landed_s) >= items and published >= items
+        return len(encode.encoded_to_landed_s) >= items * senders and published >= items
 
     wait_until(complete, SETTLE_S)
     assert encode is not None
@@ -227,6 +255,11 @@ def _settled(engines: Engines, items: int) -> tuple[Report, Report]:
 
 def _grown(before: Report, after: Report, counter: str) -> int:
     return int(after.counters.get(counter, 0) - before.counters.get(counter, 0))
+
+
+def _layout(before: Report, after: Report) -> Layout:
+    used = (layout for layout, counter in COUNTED.items() if _grown(before, after, counter))
+    return next(used, Layout.WHOLE)
 
 
 def _pictures(image: Path | None) -> tuple[str, str, str]:

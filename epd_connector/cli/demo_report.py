@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from epd_connector.rows import Layout
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -26,7 +28,9 @@ class Findings:
     encode_tp: int = 1
     prefill_tp: int = 1
     shard: str = "auto"
-    """The setting that both engines ran with."""
+    """The setting that the prefill engine ran with."""
+    layout: Layout = Layout.WHOLE
+    """How the prefill engine received the measured request's items."""
     items: int = 0
     """Items of the measured request."""
     published: int = 0
@@ -37,8 +41,16 @@ class Findings:
     """The answers to another picture under the same prompt."""
     other_epd: Answer | None = None
     embedding_bytes: int = 0
+    """Size of the measured request's embeddings, each counted once."""
     sent_bytes: int = 0
+    """What the encode engine sent of them, every copy counted."""
     encoded_to_landed_s: tuple[float, ...] = field(default=())
+    """One for each item and encode rank that sent rows of it."""
+
+    @property
+    def senders(self) -> int:
+        """Encode ranks that send rows of an item: no more than there are ranks to send to."""
+        return min(self.encode_tp, self.prefill_tp)
 
 
 def tokens_equal(found: Findings) -> bool:
@@ -46,6 +58,11 @@ def tokens_equal(found: Findings) -> bool:
     if found.monolithic is None or found.epd is None or not found.epd.tokens:
         return False
     return found.monolithic.tokens == found.epd.tokens
+
+
+def sent_over_embedding(found: Findings) -> float | None:
+    """How often each byte of the embeddings was sent; None without embeddings."""
+    return found.sent_bytes / found.embedding_bytes if found.embedding_bytes else None
 
 
 def problems(found: Findings) -> list[str]:
@@ -61,11 +78,16 @@ def problems(found: Findings) -> list[str]:
         reasons.append("another picture gives the same tokens, so the picture does not matter")
     if found.published != found.items:
         reasons.append(f"{found.items} items were sent but {found.published} published")
-    if len(found.encoded_to_landed_s) != found.items:
-        landed = len(found.encoded_to_landed_s)
-        reasons.append(f"{found.items} items were sent but {landed} reported landed")
+    due, landed = found.items * found.senders, len(found.encoded_to_landed_s)
+    if landed != due:
+        by = f" by {found.senders} encode ranks" if found.senders > 1 else ""
+        reasons.append(f"{found.items} items were sent{by} but {landed} reported landed")
     if found.sent_bytes <= 0:
         reasons.append("no bytes were moved")
+    copies = 1 if found.layout.sharded else found.prefill_tp
+    if found.sent_bytes != copies * found.embedding_bytes:
+        whole = f"{copies} {'copy' if copies == 1 else 'copies'} of {found.embedding_bytes} bytes"
+        reasons.append(f"{found.sent_bytes} bytes were sent, not {whole}")
     return reasons
 
 
@@ -85,8 +107,10 @@ def as_json(found: Findings) -> dict[str, object]:
         "encode_tp": found.encode_tp,
         "prefill_tp": found.prefill_tp,
         "shard": found.shard,
+        "layout": found.layout,
         "embedding_bytes": found.embedding_bytes,
         "sent_bytes": found.sent_bytes,
+        "sent_over_embedding": sent_over_embedding(found),
         "encoded_to_landed_s": list(found.encoded_to_landed_s),
         "ttft_monolithic_s": found.monolithic.ttft_s if found.monolithic else None,
         "ttft_epd_s": found.epd.ttft_s if found.epd else None,
@@ -101,9 +125,12 @@ def table(found: Findings) -> str:
         ("first tokens", _tokens(one), _tokens(two)),
         ("time to first token", _seconds(_ttft(one)), _seconds(_ttft(two))),
         ("tokens equal", "", _equal(found)),
+        ("ranks", "1", f"{found.encode_tp} + {found.prefill_tp}"),
         ("items", "", f"{found.published} of {found.items} over {found.transport}"),
+        ("layout", "", f"{found.layout} (shard {found.shard})"),
         ("embedding", "", _size(found.embedding_bytes)),
         ("bytes moved", "", _size(found.sent_bytes)),
+        ("sent / embedding", "", _ratio(sent_over_embedding(found))),
         ("encoded to landed", "", ", ".join(map(_seconds, found.encoded_to_landed_s)) or "-"),
     ]
     return align(rows)
@@ -157,6 +184,10 @@ def _seconds(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def _size(count: int) -> str:

@@ -32,6 +32,7 @@ BASE_FLAGS = (
     "--dtype=bfloat16",
     "--max-model-len=4096",
     "--max-num-seqs=8",
+    f"--kv-cache-memory-bytes={1 << 30}",
     "--disable-uvicorn-access-log",
     "--enable-prompt-tokens-details",
 )
@@ -39,7 +40,6 @@ GRACEFUL = ("--shutdown-timeout=15",)
 """Lets the host's workers close what they hold, in about 8 s; by default its server kills them."""
 
 BASE_ENV: Mapping[str, str] = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
     "HF_HUB_OFFLINE": "1",
     "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -50,6 +50,7 @@ V2_RUNNER_ENV: Mapping[str, str] = {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_
 """Puts one consumer on the host's second model runner, whose kernels are then interpreted."""
 
 CONNECTOR = "EPDConnector"
+MAX_RANKS = 16  # of one engine: so many ports are found for them
 # Written by the hundred when a process ends.
 _LOG_NOISE = (" - leaked ", " - ... skipped", "nanobind:", "See https://nanobind")
 _POLL_S = 0.2
@@ -57,6 +58,7 @@ _TERM_S = 20.0
 _KILL_S = 10.0
 _IN_HAND_S = 30.0
 
+EngineRole = Literal["ec_producer", "ec_consumer", "ec_both"]
 Order = Literal["both", "encode_first", "prefill_first"]
 
 
@@ -82,19 +84,19 @@ class EngineSpec:
 def connector_spec(
     name: str,
     model: Path,
-    role: Literal["ec_producer", "ec_consumer", "ec_both"],
+    role: EngineRole,
     extra: Mapping[str, JSONValue] | None = None,
     *,
     flags: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
 ) -> EngineSpec:
-    """A spec of an engine that uses the connector, on a free control port of this machine.
+    """A spec of an engine that uses the connector, on free control ports of this machine.
 
     `extra` is put over the control address in `ec_connector_extra_config`.
     """
     settings: dict[str, JSONValue] = {
         "control_host": "127.0.0.1",
-        "control_port": free_ports(4),
+        "control_port": free_ports(1 + MAX_RANKS),
         **(extra or {}),
     }
     transfer: dict[str, JSONValue] = {

@@ -45,7 +45,7 @@ SPECIAL_TOKENS = (
 BYTE_TOKENS = 256
 VOCAB_SIZE = BYTE_TOKENS + len(SPECIAL_TOKENS)
 
-MIN_ROWS = 4
+MIN_ROWS = 1
 MAX_ROWS = 1536
 """Fewest and most embedding rows of one image; larger images are scaled down by the host."""
 
@@ -119,7 +119,7 @@ def build_qwen2_5_vl(directory: Path, seed: int = 0) -> Path:
             "depth": 2,
             "hidden_size": 64,
             "intermediate_size": 128,
-            "num_heads": 2,
+            "num_heads": 4,
             "out_hidden_size": HIDDEN,
             "patch_size": 14,
             "spatial_merge_size": 2,
@@ -160,7 +160,7 @@ def build_qwen3_vl(directory: Path, seed: int = 0) -> Path:
             "depth": 3,
             "hidden_size": 64,
             "intermediate_size": 128,
-            "num_heads": 2,
+            "num_heads": 4,
             "out_hidden_size": HIDDEN,
             "patch_size": 16,
             "spatial_merge_size": 2,

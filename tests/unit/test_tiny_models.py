@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from epd_connector.cli.demo_engines import read_heads
 from epd_connector.testing.pictures import random_picture
 from epd_connector.testing.tiny_models import HIDDEN, ModelKind, build
 
@@ -39,6 +40,14 @@ def test_a_seed_gives_the_same_files_and_another_seed_other_weights(
 @pytest.mark.parametrize("kind", ModelKind)
 def test_a_model_is_about_two_megabytes(kind: ModelKind, models: dict[ModelKind, Path]) -> None:
     assert sum(path.stat().st_size for path in models[kind].iterdir()) < 3_000_000
+
+
+@pytest.mark.parametrize("kind", ModelKind)
+def test_a_model_can_be_spread_over_up_to_four_ranks(
+    kind: ModelKind, models: dict[ModelKind, Path]
+) -> None:
+    heads = read_heads(models[kind])
+    assert [ranks for ranks in range(1, 9) if heads.obstacle(ranks) is None] == [1, 2, 4]
 
 
 @pytest.mark.parametrize("kind", ModelKind)
