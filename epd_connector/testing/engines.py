@@ -321,9 +321,7 @@ def mint_room() -> str:
 
 def epd_params(entries: Sequence[tuple[str, str] | None]) -> dict[str, JSONValue]:
     """`ec_transfer_params`: (room, encode address) per item, None for one not transferred."""
-    return {
-        "epd": [e if e is None else {"room": e[0], "encode": e[1]} for e in entries],
-    }
+    return {"epd": [e if e is None else {"room": e[0], "encode": e[1]} for e in entries]}
 
 
 @dataclass(frozen=True)
