@@ -32,7 +32,7 @@ BASE_FLAGS = (
     "--dtype=bfloat16",
     "--max-model-len=4096",
     "--max-num-seqs=8",
-    f"--kv-cache-memory-bytes={1 << 30}",
+    f"--kv-cache-memory-bytes={256 << 20}",
     "--disable-uvicorn-access-log",
     "--enable-prompt-tokens-details",
 )

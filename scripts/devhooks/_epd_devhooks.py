@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Import hooks of the development environment; never part of the shipped package.
 
-Owns two repairs that let the host engine run on a machine without a GPU, each applied
-right after the module concerned was executed:
+Owns three repairs that let the host engine run on a machine without a GPU, and with few
+cores, each applied right after the module concerned was executed:
 
 - `torchvision.extension`: a CUDA build of torchvision beside CPU torch cannot load its
   operators, and its next import statement then needs the schemas of `torchvision::nms`
   and `torchvision::qnms`. They are declared, without an implementation.
 - `triton.backends`: with TRITON_INTERPRET=1 and VLLM_USE_V2_MODEL_RUNNER=1 a `cpu` entry is
   added, so that the host keeps Triton and runs its kernels in the interpreter.
+- `vllm.distributed.utils`: the host's workers poll for work by yielding in a loop, for a second
+  after each step, and an engine whose requests wait keeps stepping. On Linux 6.18 with as many
+  such loops as cores, nothing else was seen to run for up to a minute: the engine that was to
+  encode, this machine's shell, kernel workers. They sleep for a moment instead.
 
 A `.pth` file imports this module at every interpreter start: it must stay cheap, and may
 import nothing but what the interpreter has loaded anyway.
@@ -63,6 +67,14 @@ def _add_cpu_triton_backend(backends: "ModuleType") -> None:
     backends.backends["cpu"] = backends.Backend(compiler=None, driver=CPUDriver)
 
 
+def _sleep_between_polls(utils: "ModuleType") -> None:
+    """Make a poll give its core away for 0.1 ms."""
+    import time
+    from functools import partial
+
+    utils.sched_yield = partial(time.sleep, 0.0001)  # type: ignore[attr-defined]
+
+
 def _wants_interpreted_triton() -> bool:
     wanted = ("TRITON_INTERPRET", "VLLM_USE_V2_MODEL_RUNNER")
     return all(os.environ.get(name) == "1" for name in wanted)
@@ -103,7 +115,10 @@ class _RepairingFinder:
 
 def install() -> None:
     """Put the finder in front of the others. Called once per interpreter, by the import."""
-    repairs: dict[str, Repair] = {"torchvision.extension": _declare_torchvision_operators}
+    repairs: dict[str, Repair] = {
+        "torchvision.extension": _declare_torchvision_operators,
+        "vllm.distributed.utils": _sleep_between_polls,
+    }
     if _wants_interpreted_triton():
         repairs["triton.backends"] = _add_cpu_triton_backend
     sys.meta_path.insert(0, _RepairingFinder(repairs))

@@ -36,6 +36,7 @@ SMALL_SLABS: Mapping[str, JSONValue] = {
     "receive_slab_bytes": "32MiB",
     # Four engines start and run on two cores here: one that is starved for seconds is not dead.
     "peer_timeout_s": 30.0,
+    "resolve_timeout_s": 30.0,
 }
 
 FLOAT32 = ("--dtype=float32",)

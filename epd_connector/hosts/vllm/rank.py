@@ -73,7 +73,12 @@ class RankAdapter:
     def _start(self, group: "GroupCoordinator") -> None:
         config, host = self._config, self._vllm_config
         shared = share_receive_slab(config, group) if shares_slab(config, host) else None
-        parts = make_rank(config, host, group.rank_in_group, group.device, shared)
+        try:
+            parts = make_rank(config, host, group.rank_in_group, group.device, shared)
+        except Exception:
+            if shared is not None:
+                shared.close()
+            raise
         self._parts = parts
         if parts.receive_slab is not None:
             self._publisher = Publisher(parts.receive_slab, group.device)

@@ -185,16 +185,17 @@ def share_receive_slab(config: Config, group: "GroupCoordinator") -> "SlabMemory
     """
     from epd_connector.memory.tensors import SlabMemory
 
-    slab, path, failure = None, None, ""
+    slab, path, failure, cause = None, None, "", None
     if group.rank_in_group == 0:
         try:
             slab = _make_slab(config, config.receive_slab_bytes, _RECEIVE, group.device, True)
             path = slab.path
-        except (ConfigError, TransportError) as error:
-            failure = str(error)
+        except Exception as error:  # Whatever it was, the others must hear of it.
+            failure, cause = str(error) or repr(error), error
     path, failure = group.broadcast_object((path, failure))
     if path is None:
-        raise TransportError(f"{failure} (share_slab: the first rank makes the slab of all)")
+        reason = f"{failure} (share_slab: the first rank makes the slab of all)"
+        raise TransportError(reason) from cause
     pin = group.device.type == "cuda"
     return slab or SlabMemory.attached(path, config.receive_slab_bytes, pin=pin, owner_tag=_RECEIVE)
 
