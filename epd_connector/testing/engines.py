@@ -12,7 +12,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ from typing import Literal, Self
 
 from epd_connector.testing import chat as http
 from epd_connector.testing.chat import ChatResult, JSONValue, Message
+from epd_connector.testing.ports import Ports
 
 SERVER = "vllm.entrypoints.openai.api_server"
 BASE_FLAGS = (
@@ -50,7 +50,7 @@ V2_RUNNER_ENV: Mapping[str, str] = {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_
 """Puts one consumer on the host's second model runner, whose kernels are then interpreted."""
 
 CONNECTOR = "EPDConnector"
-MAX_RANKS = 16  # of one engine: so many ports are found for them
+MAX_RANKS = 16  # of one engine: so many ports are kept for them
 # Written by the hundred when a process ends.
 _LOG_NOISE = (" - leaked ", " - ... skipped", "nanobind:", "See https://nanobind")
 _POLL_S = 0.2
@@ -79,6 +79,8 @@ class EngineSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     control_address: str = ""
     """host:port of the connector's head; empty for an engine on its own."""
+    ports: Ports | None = None
+    """Keeps the control ports for this engine."""
 
 
 def connector_spec(
@@ -94,9 +96,10 @@ def connector_spec(
 
     `extra` is put over the control address in `ec_connector_extra_config`.
     """
+    ports = Ports(1 + MAX_RANKS)
     settings: dict[str, JSONValue] = {
         "control_host": "127.0.0.1",
-        "control_port": free_ports(1 + MAX_RANKS),
+        "control_port": ports.first,
         **(extra or {}),
     }
     transfer: dict[str, JSONValue] = {
@@ -105,7 +108,7 @@ def connector_spec(
         "ec_connector_extra_config": settings,
     }
     address = f"{settings['control_host']}:{settings['control_port']}"
-    return EngineSpec(name, model, transfer, tuple(flags), dict(env or {}), address)
+    return EngineSpec(name, model, transfer, tuple(flags), dict(env or {}), address, ports)
 
 
 class EngineProcess:
@@ -118,7 +121,8 @@ class EngineProcess:
         self.spec = spec
         self.name = spec.name
         self.control_address = spec.control_address
-        self.address = ("127.0.0.1", free_ports(1))
+        self._ports = Ports(1)
+        self.address = ("127.0.0.1", self._ports.first)
         self.log_path = log_directory / f"{spec.name}.log"
         self._started = time.monotonic()
         with self.log_path.open("wb") as log:
@@ -291,27 +295,6 @@ def group_members(group: int) -> list[int]:
         if int(pgrp) == group and state != "Z":
             members.append(int(entry.name))
     return members
-
-
-def free_ports(count: int) -> int:
-    """The first of `count` neighbouring TCP ports that are free on this machine now.
-
-    Below the range the kernel hands out, so that an engine's own sockets do not take them.
-    """
-    for _attempt in range(200):
-        first = 20_000 + secrets.randbelow(12_000)
-        if all(_is_free(port) for port in range(first, first + count)):
-            return first
-    raise EngineError(f"no {count} neighbouring free ports between 20000 and 32000")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 def mint_room() -> str:

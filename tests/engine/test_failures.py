@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is wrong is said, ends one request only, and the next good request works."""
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -14,11 +15,11 @@ from epd_connector.testing.engines import (
     EngineProcess,
     connector_spec,
     epd_params,
-    free_ports,
     mint_room,
     running,
 )
 from epd_connector.testing.pictures import random_picture
+from epd_connector.testing.ports import Ports
 from epd_connector.testing.tiny_models import ModelKind
 from tests.engine.fleet import Monolithics, Pair, PairOptions, Pairs
 
@@ -110,7 +111,7 @@ def test_malformed_parameters_on_the_encode_engine(pair: Pair, monolithics: Mono
 def test_an_unknown_encode_address_fails_in_seconds_and_is_named(
     pair: Pair, monolithics: Monolithics
 ) -> None:
-    address = f"127.0.0.1:{free_ports(1)}"
+    address = f"127.0.0.1:{Ports(1).first}"
     result = ask(pair, epd_params([(mint_room(), address)]), seed=10)
     assert not result.ok
     reason = reason_of_the_last_failure(pair.prefill)
@@ -180,18 +181,31 @@ def other_fingerprint(engine: EngineProcess) -> str:
     return fetch_report(engine.control_address, 5.0).fingerprint
 
 
-@pytest.mark.parametrize(
-    ("extra", "says"),
-    [
-        ({"recieve_slab_bytes": 1}, r"unknown key 'recieve_slab_bytes'.*receive_slab_bytes"),
-        ({"transport": "carrier-pigeon"}, r"carrier-pigeon.*not an installed transport.*shm"),
-    ],
-)
+WRONG: Mapping[str, tuple[Mapping[str, JSONValue], str]] = {
+    "key": ({"recieve_slab_bytes": 1}, r"unknown key 'recieve_slab_bytes'.*receive_slab_bytes"),
+    "transport": (
+        {"transport": "carrier-pigeon"},
+        r"carrier-pigeon.*not an installed transport.*shm",
+    ),
+}
+
+
 def test_a_wrong_configuration_stops_the_start(
-    models: Mapping[ModelKind, Path], logs: Path, extra: Mapping[str, JSONValue], says: str
+    models: Mapping[ModelKind, Path], logs: Path
 ) -> None:
-    spec = connector_spec("wrong", models[ModelKind.QWEN2_5_VL], "ec_consumer", extra)
-    with EngineProcess(spec, logs) as engine, pytest.raises(EngineError):
+    model = models[ModelKind.QWEN2_5_VL]
+    with contextlib.ExitStack() as stack:
+        engines = {}
+        for name, (extra, _) in WRONG.items():
+            spec = connector_spec(f"wrong-{name}", model, "ec_consumer", extra)
+            engines[name] = stack.enter_context(EngineProcess(spec, logs))
+        for name, (_, says) in WRONG.items():
+            text = refusal(engines[name])
+            assert re.search(says, text), json.dumps(text[-2000:])
+
+
+def refusal(engine: EngineProcess) -> str:
+    """What an engine that does not start says in its log."""
+    with pytest.raises(EngineError):
         engine.wait_ready()
-    text = engine.log_path.read_text(errors="replace")
-    assert re.search(says, text), json.dumps(text[-2000:])
+    return engine.log_path.read_text(errors="replace")

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from epd_connector.testing.chat import Message, user_message
-from epd_connector.testing.engines import epd_params, free_ports, mint_room
+from epd_connector.testing.engines import epd_params, mint_room
 from epd_connector.testing.pictures import random_picture
+from epd_connector.testing.ports import Ports
 from tests.engine.fleet import FLOAT32, Monolithics, Pair, PairOptions, Pairs
 from tests.engine.media import without_pixels
 
@@ -58,7 +59,7 @@ def test_an_unreachable_encode_engine_is_made_good_for(
     pair: Pair, monolithics: Monolithics
 ) -> None:
     messages = user_message("Encoded here.", [random_picture(200, 200, 21)])
-    params = epd_params([(mint_room(), f"127.0.0.1:{free_ports(1)}")])
+    params = epd_params([(mint_room(), f"127.0.0.1:{Ports(1).first}")])
     before = pair.prefill_report().counters["items_encoded_locally"]
     result = pair.prefill.chat(messages, max_tokens=16, ec_transfer_params=params)
     assert result.token_ids == reference(monolithics, pair, messages)
@@ -77,7 +78,7 @@ def test_a_room_that_is_never_offered_is_made_good_for(
 def test_without_pixels_only_that_request_fails(pair: Pair, monolithics: Monolithics) -> None:
     picture = random_picture(160, 160, 23)
     encoded = pair.encode.chat(user_message("x", [picture]), max_tokens=1)
-    params = epd_params([(mint_room(), f"127.0.0.1:{free_ports(1)}")])
+    params = epd_params([(mint_room(), f"127.0.0.1:{Ports(1).first}")])
     messages = without_pixels(encoded, "Nothing to encode from.")
     lost = pair.prefill.chat(messages, max_tokens=8, ec_transfer_params=params)
     none = pair.prefill.chat(messages, max_tokens=8)

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from epd_connector.testing.chat import user_message
-from epd_connector.testing.engines import V2_RUNNER_ENV, epd_params, free_ports, mint_room
+from epd_connector.testing.engines import V2_RUNNER_ENV, epd_params, mint_room
 from epd_connector.testing.pictures import random_picture
+from epd_connector.testing.ports import Ports
 from tests.engine.fleet import Monolithics, Pair, PairOptions, Pairs
 
 pytestmark = pytest.mark.engine
@@ -42,7 +43,7 @@ def test_what_cannot_be_had_fails_and_the_next_request_works(
     pair: Pair, monolithics: Monolithics
 ) -> None:
     lost = user_message("Lost.", [random_picture(96, 96, 31)])
-    params = epd_params([(mint_room(), f"127.0.0.1:{free_ports(1)}")])
+    params = epd_params([(mint_room(), f"127.0.0.1:{Ports(1).first}")])
     assert not pair.prefill.chat(lost, max_tokens=4, ec_transfer_params=params).ok
     messages = user_message("Found.", [random_picture(96, 96, 32)])
     result = pair.send(messages, max_tokens=4)

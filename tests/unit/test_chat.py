@@ -11,7 +11,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from epd_connector.testing.chat import chat, get, item_parts, parse_metrics, user_message
-from epd_connector.testing.engines import epd_params, free_ports, mint_room
+from epd_connector.testing.engines import epd_params, mint_room
+from epd_connector.testing.ports import Ports
 
 ANSWER = {
     "choices": [{"message": {"content": "ab"}, "finish_reason": "length", "token_ids": [1, 2]}],
@@ -97,7 +98,7 @@ def test_a_failure_is_a_result(
 def test_a_server_that_is_not_there_is_an_oserror(address: tuple[str, int]) -> None:
     assert get(address, "/health") == (200, "/health")
     with pytest.raises(OSError, match="refused"):
-        get(("127.0.0.1", free_ports(1)), "/health")
+        get(("127.0.0.1", Ports(1).first), "/health")
 
 
 def test_metrics_are_summed_over_labels() -> None:
