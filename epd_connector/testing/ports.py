@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+import weakref
 
 _FIRST, _BLOCK, _BLOCKS = 20_000, 32, 375
 _ATTEMPTS = 400
@@ -26,19 +27,23 @@ class Ports:
             raise ValueError(f"{count} ports: from 1 to {_BLOCK} can be had")
         for _ in range(_ATTEMPTS):
             self.first = _FIRST + _BLOCK * secrets.randbelow(_BLOCKS)
-            self._claim = socket.socket(socket.AF_UNIX)
-            if self._claimed() and all(map(_is_free, range(self.first, self.first + count))):
+            claim = socket.socket(socket.AF_UNIX)
+            if _claimed(claim, self.first) and all(
+                map(_is_free, range(self.first, self.first + count))
+            ):
+                weakref.finalize(self, claim.close)
                 return
-            self._claim.close()
+            claim.close()
         last = _FIRST + _BLOCK * _BLOCKS - 1
         raise OSError(f"no {count} neighbouring free ports between {_FIRST} and {last}")
 
-    def _claimed(self) -> bool:
-        try:
-            self._claim.bind(f"\0epd-ports-{self.first}")
-        except OSError:
-            return False
-        return True
+
+def _claimed(claim: socket.socket, first: int) -> bool:
+    try:
+        claim.bind(f"\0epd-ports-{first}")
+    except OSError:
+        return False
+    return True
 
 
 def _is_free(port: int) -> bool:
