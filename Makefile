@@ -42,4 +42,4 @@ demo: setup ## Two engines and a picture on this machine's CPU
 
 clean: ## Remove what was made, the environment too
 	rm -rf "$(VENV)" build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find epd_connector entry_points scripts tests -name __pycache__ -prune -exec rm -rf {} +
+	find benchmarks epd_connector entry_points scripts tests -name __pycache__ -prune -exec rm -rf {} +

@@ -5,7 +5,7 @@ The encode engines, of one rank and of two, know both transports; the prefill en
 two ranks, are told which to use, and receive in every layout.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,15 +42,25 @@ each other from running."""
 class Choice:
     """How a prefill engine receives, and what comes of it."""
 
+    transport: str
     shard: str
     layout: Layout
 
 
-CHOICES = [
-    Choice("always", Layout.SHARDS),
-    Choice("never", Layout.WHOLE),
-    Choice("auto", Layout.SHARED),
-]
+CHOICES: Mapping[ModelKind, Sequence[Choice]] = {
+    ModelKind.QWEN2_5_VL: [
+        Choice("shm", "always", Layout.SHARDS),
+        Choice("mooncake", "never", Layout.WHOLE),
+        Choice("shm", "auto", Layout.SHARED),
+    ],
+    ModelKind.QWEN3_VL: [
+        Choice("mooncake", "always", Layout.SHARDS),
+        Choice("shm", "never", Layout.WHOLE),
+        Choice("mooncake", "auto", Layout.SHARED),
+    ],
+}
+"""Each of transport, layout and model with each of the others. All three at once, byte by byte, are
+in `tests/group`, where ranks start in no time."""
 
 
 @dataclass(frozen=True)
@@ -117,22 +127,20 @@ class Figures:
         )
 
 
-@pytest.mark.parametrize("transport", ["shm", "mooncake"])
-def test_two_prefill_ranks(
-    encoders: Encoders, transport: str, logs: Path, monolithics: Monolithics
-) -> None:
+def test_two_prefill_ranks(encoders: Encoders, logs: Path, monolithics: Monolithics) -> None:
+    choices = CHOICES[encoders.kind]
     specs = [
         ranks_spec(
-            f"{encoders.kind}-prefill-{transport}-{choice.layout}",
+            f"{encoders.kind}-prefill-{choice.transport}-{choice.layout}",
             encoders.model,
             "ec_consumer",
             RANKS,
-            {"transport": transport, "shard": choice.shard},
+            {"transport": choice.transport, "shard": choice.shard},
         )
-        for choice in CHOICES
+        for choice in choices
     ]
     with running(specs, logs) as prefills:
-        for choice, prefill in zip(CHOICES, prefills, strict=True):
+        for choice, prefill in zip(choices, prefills, strict=True):
             for number, encode in enumerate(encoders.engines):
                 items = pictures(100 * number)
                 before = Figures.of(encode, prefill)

@@ -41,14 +41,15 @@ class Shape:
 
 
 SHAPES = [
-    Shape(Layout.WHOLE, 2, 1),
-    Shape(Layout.WHOLE, 2, 2),
-    Shape(Layout.SHARDS, 2, 1, "mooncake"),
-    Shape(Layout.SHARDS, 2, 2),
+    *(
+        Shape(layout, 2, encode_ranks, transport)
+        for layout in Layout
+        for encode_ranks in (1, 2)
+        for transport in ("shm", "mooncake")
+    ),
     Shape(Layout.SHARDS, 2, 3, dtype="float32"),
     Shape(Layout.SHARDS, 2, 1, shared_memory=False),
     Shape(Layout.SHARED, 2, 1, dtype="float32"),
-    Shape(Layout.SHARED, 2, 2),
     Shape(Layout.SHARED, 2, 3),
     Shape(Layout.WHOLE, 4, 3),
     Shape(Layout.SHARDS, 4, 2),
