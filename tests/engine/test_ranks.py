@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Engines of several ranks give the tokens of one monolithic engine, however rows are received.
 
-The encode engines, of one rank and of two, know both transports; the prefill engines, each of
-two ranks, are told which to use, and receive in every layout.
+The encode engines, of one rank and of two, know both transports; the prefill engines are told
+which to use, and receive in every layout on two ranks. One has two pipeline stages, of which the
+first receives.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +34,13 @@ from tests.engine.fleet import FLOAT32, SMALL_SLABS, Monolithics
 pytestmark = pytest.mark.engine
 
 RANKS = 2
+STAGES = (
+    "--pipeline-parallel-size=2",
+    # The host's CPU worker makes what a later stage receives into only where it compiles; the
+    # eager backend needs no compiler.
+    "--no-enforce-eager",
+    '--compilation-config={"mode": 1, "backend": "eager"}',
+)
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 """The host's ranks spin while they wait for each other: with more threads than cores they keep
 each other from running."""
@@ -45,6 +53,11 @@ class Choice:
     transport: str
     shard: str
     layout: Layout
+    ranks: int = RANKS
+    stages: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.transport}-{self.layout}-{self.ranks}x{self.stages}"
 
 
 CHOICES: Mapping[ModelKind, Sequence[Choice]] = {
@@ -52,6 +65,7 @@ CHOICES: Mapping[ModelKind, Sequence[Choice]] = {
         Choice("shm", "always", Layout.SHARDS),
         Choice("mooncake", "never", Layout.WHOLE),
         Choice("shm", "auto", Layout.SHARED),
+        Choice("shm", "auto", Layout.WHOLE, ranks=1, stages=2),
     ],
     ModelKind.QWEN3_VL: [
         Choice("mooncake", "always", Layout.SHARDS),
@@ -73,9 +87,14 @@ class Encoders:
 
 
 def ranks_spec(
-    name: str, model: Path, role: EngineRole, ranks: int, extra: Mapping[str, JSONValue]
+    name: str,
+    model: Path,
+    role: EngineRole,
+    ranks: int,
+    extra: Mapping[str, JSONValue],
+    more: Sequence[str] = (),
 ) -> EngineSpec:
-    flags = (*FLOAT32, f"--tensor-parallel-size={ranks}")
+    flags = (*FLOAT32, f"--tensor-parallel-size={ranks}", *more)
     return connector_spec(name, model, role, {**SMALL_SLABS, **extra}, flags=flags, env=ONE_THREAD)
 
 
@@ -127,15 +146,18 @@ class Figures:
         )
 
 
-def test_two_prefill_ranks(encoders: Encoders, logs: Path, monolithics: Monolithics) -> None:
+def test_tokens_are_those_of_one_engine(
+    encoders: Encoders, logs: Path, monolithics: Monolithics
+) -> None:
     choices = CHOICES[encoders.kind]
     specs = [
         ranks_spec(
-            f"{encoders.kind}-prefill-{choice.transport}-{choice.layout}",
+            f"{encoders.kind}-prefill-{choice}",
             encoders.model,
             "ec_consumer",
-            RANKS,
+            choice.ranks,
             {"transport": choice.transport, "shard": choice.shard},
+            STAGES if choice.stages > 1 else (),
         )
         for choice in choices
     ]
@@ -173,7 +195,8 @@ def rows_went_once_or_to_each(
     encode: EngineProcess, prefill: EngineProcess, before: Figures, items: int, choice: Choice
 ) -> None:
     """The layout was used for every item, and bytes were sent as often as it says."""
-    copies = RANKS if choice.layout is Layout.WHOLE else 1
+    copies = choice.ranks if choice.layout is Layout.WHOLE else 1
+    assert fetch_report(prefill.control_address, 5.0).ranks_up == choice.ranks
 
     def settled() -> bool:
         now = Figures.of(encode, prefill)
