@@ -22,7 +22,7 @@ from epd_connector.errors import ConfigError
 
 DEFAULT_EC_PORT = 14579
 CONSUMER_PORT_OFFSET = 100
-DEFAULT_SHARD_MIN_BYTES = values.MIB
+DEFAULT_SHARD_MIN_BYTES = 8 * values.MIB
 MIN_AUTH_KEY_CHARS = 16
 MAX_AUTH_KEY_FILE_BYTES = 4096
 DOC_PAGE = "docs/configuration.md"
