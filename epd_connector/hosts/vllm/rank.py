@@ -3,8 +3,9 @@
 
 Owns what happens on the worker's main thread in a step: claims and rows are handed to the
 rank's loop, loads of the step are published. Does not own transfers (``core``), sockets
-(``runtime.rank``) or memory (``memory``). Every method runs on the worker's main thread
-and waits for no peer.
+(``runtime.rank``), memory (``memory``) or putting shards together (``reassembly``). Every
+method runs on the worker's main thread and waits for no peer; a step that loads shards waits
+for the engine's other ranks, which load them, too.
 """
 
 import logging
