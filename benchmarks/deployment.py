@@ -5,8 +5,6 @@ Owns which process makes what, and how one item is sent through. The connectors'
 imported in those processes alone: they need the host, which takes long to import.
 """
 
-import random
-import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +27,6 @@ TOWER_S = 0.03
 """Between the announcement of an item and its hand-over: the tower runs, both engines talk."""
 SETTLE_S = 0.06
 """After an item, before the processes are held: what they still tell each other is told."""
-_PORTS = range(20000, 32000)
-"""Below those that systems give to outgoing connections."""
-_PORT_TRIES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,26 +102,6 @@ class Deployment:
         time.sleep(SETTLE_S)
         for peer in self._all:
             peer.hold()
-
-
-def free_ports(count: int) -> int:
-    """The first of ``count`` consecutive ports that nobody has at the moment."""
-    for _ in range(_PORT_TRIES):
-        first = random.randrange(_PORTS.start, _PORTS.stop - count)
-        if all(_is_free(port) for port in range(first, first + count)):
-            return first
-    raise RuntimeError(
-        f"no {count} consecutive ports from {_PORTS.start} to {_PORTS.stop - 1} are free"
-    )
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 def _encode_engine(setup: Setup) -> Side:

@@ -42,11 +42,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.deployment import Deployment, Timing, free_ports
+from benchmarks.deployment import Deployment, Timing
 from benchmarks.figures import Figure, median, percentile, table, write_json
 from benchmarks.items import SIZES, Item
 from benchmarks.processes import Processes
 from benchmarks.sides import Setup
+from epd_connector.testing.ports import Ports
 
 CONNECTORS = ("epd", "in-tree")
 TRANSPORTS = ("shm", "mooncake")
@@ -158,12 +159,12 @@ def deploy(
     slab_nbytes = max(SIZES[size] for size in options.sizes) + _SPARE_NBYTES
     for connector, transport, layout, ranks in configurations(options):
         key = f"{connector}-{transport}-{layout}-{ranks}-{os.getpid()}"
-        port = free_ports(ranks + _OTHER_PORTS)
+        ports = Ports(ranks + _OTHER_PORTS)
         setup = Setup(
-            connector, transport, layout, ranks, slab_nbytes, key, f"{scratch}/{key}", port
+            connector, transport, layout, ranks, slab_nbytes, key, f"{scratch}/{key}", ports.first
         )
         deployments.append(Deployment(setup, processes))
-        # One after the other: free ports are taken when the processes are up.
+        # One after the other: the ports are bound when the processes are up.
         deployments[-1].wait()
         _say(f"{len(deployments)} up: {key}")
 

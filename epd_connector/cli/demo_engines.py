@@ -15,7 +15,7 @@ from pathlib import Path
 
 from epd_connector.errors import ConfigError
 from epd_connector.testing.chat import JSONValue
-from epd_connector.testing.engines import MAX_RANKS, EngineSpec, connector_spec
+from epd_connector.testing.engines import MAX_RANKS, ONE_THREAD, EngineSpec, connector_spec
 
 # The built model's embeddings fit, and four ranks' slabs fit in a container's 64 MB of /dev/shm.
 TINY_SLABS: Mapping[str, JSONValue] = {"send_slab_bytes": "8MiB", "receive_slab_bytes": "8MiB"}
@@ -24,9 +24,6 @@ TINY_KV = (f"--kv-cache-memory-bytes={128 << 20}",)
 # Engines of several ranks. Sums over ranks are rounded in another order than sums in one, which
 # in bfloat16 changes the greedy tokens after a dozen.
 EXACT = ("--dtype=float32",)
-# The host's CPU ranks spin while they wait for each other: with more threads than cores they keep
-# each other, and the connector's threads, from running for seconds.
-ONE_THREAD: Mapping[str, str] = {"OMP_NUM_THREADS": "1"}
 PATIENCE: Mapping[str, JSONValue] = {"peer_timeout_s": 30, "resolve_timeout_s": 30}
 
 

@@ -48,6 +48,9 @@ BASE_ENV: Mapping[str, str] = {
 }
 V2_RUNNER_ENV: Mapping[str, str] = {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
 """Puts one consumer on the host's second model runner, whose kernels are then interpreted."""
+ONE_THREAD: Mapping[str, str] = {"OMP_NUM_THREADS": "1"}
+"""For engines of several ranks, which spin while they wait for each other: with more threads than
+cores they keep each other, and the connector's threads, from running for seconds."""
 
 CONNECTOR = "EPDConnector"
 MAX_RANKS = 16  # of one engine: so many ports are kept for them

@@ -18,6 +18,7 @@ from epd_connector.rows import Layout
 from epd_connector.runtime.report import fetch_report
 from epd_connector.testing.chat import JSONValue, Message, user_message
 from epd_connector.testing.engines import (
+    ONE_THREAD,
     EngineProcess,
     EngineRole,
     EngineSpec,
@@ -41,9 +42,6 @@ STAGES = (
     "--no-enforce-eager",
     '--compilation-config={"mode": 1, "backend": "eager"}',
 )
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-"""The host's ranks spin while they wait for each other: with more threads than cores they keep
-each other from running."""
 
 
 @dataclass(frozen=True)

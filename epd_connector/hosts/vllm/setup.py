@@ -188,7 +188,7 @@ def share_receive_slab(config: Config, group: "GroupCoordinator") -> "SlabMemory
     slab, path, failure, cause = None, None, "", None
     if group.rank_in_group == 0:
         try:
-            slab = _make_slab(config, config.receive_slab_bytes, _RECEIVE, group.device, True)
+            slab = _receive_slab(config, group.device, shared=True)
             path = slab.path
         except Exception as error:  # Whatever it was, the others must hear of it.
             failure, cause = str(error) or repr(error), error
@@ -233,7 +233,7 @@ def make_rank(
         rows = TensorRows(send_slab)
         sender = EncodeRank(_send_settings(config, rank, ranks, incarnation))
     if config.role.receives:
-        receive_slab = shared_slab or _receive_slab(config, transports, device)
+        receive_slab = shared_slab or _receive_slab(config, device, shared="shm" in transports)
         sessions = {name: t.register_destination(receive_slab) for name, t in transports.items()}
         settings = _receive_settings(config, rank, ranks, incarnation, sessions, transports)
         receiver = PrefillRank(settings)
@@ -335,20 +335,18 @@ def _start_transports(config: Config, host: str) -> dict[str, Transport]:
 def _send_slab(
     config: Config, transports: dict[str, Transport], device: "torch.device"
 ) -> "SlabMemory":
-    slab = _make_slab(config, config.send_slab_bytes, "send slab", device, False)
+    slab = _make_slab(config, config.send_slab_bytes, "send slab", device, shared=False)
     for transport in transports.values():
         transport.register_source(slab)
     return slab
 
 
-def _receive_slab(
-    config: Config, transports: dict[str, Transport], device: "torch.device"
-) -> "SlabMemory":
-    return _make_slab(config, config.receive_slab_bytes, _RECEIVE, device, "shm" in transports)
+def _receive_slab(config: Config, device: "torch.device", *, shared: bool) -> "SlabMemory":
+    return _make_slab(config, config.receive_slab_bytes, _RECEIVE, device, shared=shared)
 
 
 def _make_slab(
-    config: Config, nbytes: int, tag: str, device: "torch.device", shared: bool
+    config: Config, nbytes: int, tag: str, device: "torch.device", *, shared: bool
 ) -> "SlabMemory":
     from epd_connector.memory.tensors import SlabMemory
 
