@@ -33,6 +33,17 @@ class Hangup:
 
 
 @dataclass(frozen=True, slots=True)
+class Probe:
+    """Find out whether the process that listened at ``endpoint`` is gone.
+
+    Answered once by ``receive.Probed``. It is gone where the connection to it is broken and its
+    host refuses a new one; a host that does not answer says nothing.
+    """
+
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
 class TellHead:
     """A rank tells its own head."""
 
@@ -115,6 +126,7 @@ Effect = (
     Reply
     | Send
     | Hangup
+    | Probe
     | TellHead
     | TellRanks
     | Stage

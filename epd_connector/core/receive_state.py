@@ -60,6 +60,28 @@ class FromSender:
 
 
 @dataclass(frozen=True, slots=True)
+class Broken:
+    """The connection to ``endpoint`` broke. The link goes on dialing."""
+
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """The answer to ``Probe``. ``gone``: the process that listened at ``endpoint`` is."""
+
+    endpoint: str
+    gone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Somebody who knows says that nothing on ``host`` will ever write again."""
+
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
@@ -69,7 +91,7 @@ class Stop:
     """The engine is shutting down: withdraw everything."""
 
 
-ReceiveEvent = Opened | Abandoned | FromSender | Tick | Stop
+ReceiveEvent = Opened | Abandoned | FromSender | Broken | Probed | Gone | Tick | Stop
 
 
 class RoomState(enum.Enum):

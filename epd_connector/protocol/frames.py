@@ -86,6 +86,22 @@ class SkipRooms(Frame, frozen=True):
     rooms: Annotated[tuple[Room, ...], msgspec.Meta(max_length=4096)]
 
 
+class RoomsSkipped(Frame, frozen=True):
+    """The answer to ``SkipRooms``: heard, and passed on to every rank that is up."""
+
+    rooms: Annotated[tuple[Room, ...], msgspec.Meta(max_length=4096)]
+
+
+class HostGone(Frame, frozen=True):
+    """Somebody who knows says that ``host`` is dead: nothing on it will ever write again.
+
+    From a tool to a prefill head, which tells its ranks: evidence for writers on hosts that
+    do not come back, of which nothing else can be known.
+    """
+
+    host: Text
+
+
 class RoomReceivers(Frame, frozen=True):
     """A prefill engine of ``ranks`` ranks receives this room; an encode head tells its ranks.
 
@@ -269,6 +285,12 @@ class RoomLoaded(Frame, frozen=True):
     room: Room
 
 
+class SenderBack(Frame, frozen=True):
+    """The encode rank ``sender``, which had been silent, speaks to this rank again."""
+
+    sender: Incarnation
+
+
 class EndRoom(Frame, frozen=True):
     """Encode side: the request that claimed the room is over; rows not there will not come."""
 
@@ -291,7 +313,16 @@ class Tally(Frame, frozen=True):
 
 
 ControlFrame = (
-    Identify | Identity | NotReady | Rejected | SkipRooms | RoomReceivers | Inspect | Report
+    Identify
+    | Identity
+    | NotReady
+    | Rejected
+    | SkipRooms
+    | RoomsSkipped
+    | HostGone
+    | RoomReceivers
+    | Inspect
+    | Report
 )
 DataFrame = (
     Hello | Welcome | Grant | Landed | Refused | Stalled | Cancel | Cancelled | Ping | Pong | Stale
@@ -305,6 +336,8 @@ LinkFrame = (
     | RoomFailed
     | RoomReleased
     | RoomLoaded
+    | SenderBack
+    | HostGone
     | EndRoom
     | DropRoom
     | RoomReceivers
