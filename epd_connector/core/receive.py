@@ -1,25 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """The prefill rank: grants regions to encode ranks and learns when nothing writes them.
 
-Owns the rooms that one prefill rank is receiving, and what it knows of the encode ranks
-that write to it. Does not own memory: its head places every room, and hears of each
-exactly once that it landed or failed, and exactly once that its region is safe again.
-Does no I/O. Used by one thread.
+Owns the rooms that one prefill rank is receiving. What is known of the encode ranks that
+write to it is a part of its own (``receive_senders``). Does not own memory: its head places
+every room, and hears of each exactly once that it landed or failed, and exactly once that
+its region is safe again. Does no I/O. Used by one thread.
 
-Evidence, not time, makes a region safe: the writer's answer to the grant, or another
-incarnation at the writer's endpoint (its process is gone) and the transport's fence.
+Evidence, not time, makes a region safe: the writer's answer to the grant, or that its
+process is gone, and then the transport's fence.
 """
 
 import math
 
 from epd_connector.core.deadlines import Deadlines
-from epd_connector.core.effects import Effect, Hangup, Send, TellHead
+from epd_connector.core.effects import Effect, TellHead
+from epd_connector.core.receive_senders import IDLE_HANGUP_S, SenderDesk
 from epd_connector.core.receive_state import (
     FIRST_RETRY_S,
     ROOM_MOVES,
     Abandoned,
+    Broken,
     FromSender,
+    Gone,
     Opened,
+    Probed,
     ReceiveEvent,
     ReceiveRoom,
     ReceiveSettings,
@@ -36,15 +40,14 @@ from epd_connector.protocol.frames import (
     Cancel,
     Cancelled,
     Grant,
-    Hello,
     Landed,
     Open,
-    Ping,
     Pong,
     Refused,
     RoomFailed,
     RoomLanded,
     RoomReleased,
+    SenderBack,
     Stale,
     Stalled,
     Welcome,
@@ -55,19 +58,18 @@ from epd_connector.stats import Counters
 __all__ = [
     "IDLE_HANGUP_S",
     "Abandoned",
+    "Broken",
     "FromSender",
+    "Gone",
     "Opened",
     "PrefillRank",
+    "Probed",
     "ReceiveEvent",
     "ReceiveSettings",
     "Stop",
     "Tick",
 ]
 
-IDLE_HANGUP_S = 60.0
-"""Seconds after which the connection to an encode rank without open rooms is closed."""
-MAX_DEAD = 4096
-"""Processes of encode ranks that are remembered to be gone."""
 _LAST_RETRY_S = 16.0
 
 
@@ -77,21 +79,18 @@ class PrefillRank:
     def __init__(self, settings: ReceiveSettings) -> None:
         self.settings = settings
         self.counters = Counters()
+        self._effects: list[Effect] = []
+        self._senders = SenderDesk(settings, self.counters, self._effects)
         self._rooms: dict[int, ReceiveRoom] = {}
-        self._senders: dict[str, dict[int, Sender]] = {}
-        self._dead: Tombstones[int, None] = Tombstones(MAX_DEAD, math.inf)
         self._released: Tombstones[int, None] = Tombstones(settings.max_rooms, math.inf)
         self._retries: Deadlines[int] = Deadlines()
         self._fences: Deadlines[int] = Deadlines()
-        self._beats: Deadlines[Sender] = Deadlines()
         self._grant_serial = 0
         self._now = 0.0
-        self._effects: list[Effect] = []
 
     def handle(self, event: ReceiveEvent, now: float) -> list[Effect]:
         """Takes one event at monotonic time ``now`` (seconds); returns what is to be done."""
-        self._now = now
-        self._effects = []
+        self._now = self._senders.now = now
         match event:
             case Opened():
                 self._on_opened(event)
@@ -99,16 +98,26 @@ class PrefillRank:
                 self._on_abandoned(event.room)
             case FromSender():
                 self._on_sender(event)
+            case Broken(endpoint=endpoint):
+                self._senders.broken(endpoint)
+            case Probed(endpoint=endpoint, gone=gone):
+                for sender in self._senders.probed(endpoint, gone):
+                    self._bury(sender, "its process is gone")
+            case Gone(host=host):
+                for sender in self._senders.on_host(host):
+                    self._bury(sender, "its host is said to be dead")
             case Tick():
                 self._on_tick()
             case Stop():
                 for room in list(self._rooms):
                     self._on_abandoned(room)
-        return self._effects
+        effects = list(self._effects)
+        self._effects.clear()
+        return effects
 
     def next_deadline(self) -> float | None:
         """When ``Tick`` is due, or None while nothing waits for time to pass."""
-        times = [self._retries.next(), self._fences.next(), self._beats.next()]
+        times = [self._retries.next(), self._fences.next(), self._senders.next_deadline()]
         return min((when for when in times if when is not None), default=None)
 
     def rooms(self) -> dict[int, RoomState]:
@@ -122,8 +131,7 @@ class PrefillRank:
     def check(self) -> None:
         """Holds the invariants. Raises AssertionError."""
         fenced = {room for room in self._rooms.values() if room.state is RoomState.FENCED}
-        senders = [sender for known in self._senders.values() for sender in known.values()]
-        of_senders = {room for sender in senders for room in sender.rooms.values()}
+        of_senders = {room for sender in self._senders.all() for room in sender.rooms.values()}
         assert of_senders == set(self._rooms.values()) - fenced
         over = (RoomState.LANDED, RoomState.RELEASED)
         assert all(room.state not in over for room in self._rooms.values())
@@ -145,14 +153,16 @@ class PrefillRank:
             self._reject(frame.room, Failure(Code.OVERLOADED, reason))
             return
         address = frame.senders[serving_rank(settings.rank, settings.ranks, len(frame.senders))]
-        if address.incarnation in self._dead:
-            self._reject(frame.room, Failure(Code.STALE, f"{address.endpoint} was restarted"))
+        if self._senders.is_dead(address.incarnation):
+            reason = f"encode rank at {address.endpoint}: its process is gone"
+            self._reject(frame.room, Failure(Code.STALE, reason))
             return
-        sender = self._greet(address.endpoint, address.incarnation)
-        room = ReceiveRoom(frame, self._grant(frame, event.transport), sender)
+        sender = self._senders.greet(address.endpoint, address.incarnation)
+        grant = self._grant(frame, event.transport)
+        room = ReceiveRoom(frame, grant, sender, self._now, self._now)
         self._rooms[frame.room] = room
         sender.rooms[frame.room] = room
-        self._send(sender, room.grant)
+        self._senders.say(sender, room.grant)
         self._retries.set(frame.room, self._now + room.retry_s)
 
     def _grant(self, frame: Open, transport: str) -> Grant:
@@ -178,51 +188,25 @@ class PrefillRank:
         self._tell(RoomFailed(room, failure))
         self._tell_released(room)
 
-    def _greet(self, endpoint: str, incarnation: int) -> Sender:
-        """The encode rank at ``endpoint``, told who this rank is if it was not yet.
-
-        The head may know of an older or a newer process there than this rank does: which
-        of them is gone, only a frame from the other proves.
-        """
-        known = self._senders.setdefault(endpoint, {})
-        sender = known.get(incarnation)
-        if sender is None:
-            sender = known[incarnation] = Sender(endpoint, incarnation, self._now)
-            self._send(sender, self._hello())
-        elif not sender.rooms:
-            # What was heard long ago says nothing; the clock starts with the new grant.
-            sender.heard = self._now
-        self._beats.set(sender, self._now + self.settings.heartbeat_s)
-        return sender
-
-    def _hello(self) -> Hello:
-        settings = self.settings
-        return Hello(settings.rank, settings.ranks, settings.slab_nbytes, dict(settings.sessions))
-
     def _on_abandoned(self, number: int) -> None:
         room = self._rooms.get(number)
         if room is None:
             self._tell_released(number)
         elif self._move(room, RoomEvent.ABANDON):
-            self._send(room.sender, Cancel(number, room.grant.grant))
+            self._senders.say(room.sender, Cancel(number, room.grant.grant))
             room.retry_s = FIRST_RETRY_S
             self._retries.set(number, self._now + room.retry_s)
 
     # --- what encode ranks say --------------------------------------------------------
 
     def _on_sender(self, event: FromSender) -> None:
-        mine = event.addressee in (0, self.settings.incarnation)
-        if not mine or event.sender in self._dead:
-            self.counters.add("frames_stale")
-            return
-        known = self._senders.get(event.endpoint, {})
-        for other in [other for other in known.values() if other.incarnation != event.sender]:
-            self._bury(other, Failure(Code.STALE, f"{event.endpoint} was restarted"))
-        sender = known.get(event.sender)
+        for other in self._senders.replaced(event):
+            self._bury(other, "it was restarted")
+        sender = self._senders.hear(event)
         if sender is None:
-            self.counters.add("frames_stale")
             return
-        self._hear(sender)
+        if self._senders.returns(sender):
+            self._on_return(sender)
         match event.frame:
             case Landed(room=number, grant=grant):
                 self._on_answer(number, grant, RoomEvent.LANDED, None)
@@ -246,68 +230,38 @@ class PrefillRank:
             return
         self._end(room, event, failure)
 
-    def _hear(self, sender: Sender) -> None:
-        sender.heard = self._now
-        if not sender.silent:
-            return
-        # A network that was cut has healed: the regions it held back can be had again.
-        sender.silent = False
-        self._beats.set(sender, self._now + self.settings.heartbeat_s)
-        self._send(sender, self._hello())
+    def _on_return(self, sender: Sender) -> None:
+        """A network that was cut has healed: the regions it held back can be had again."""
+        self._tell(SenderBack(sender.incarnation))
+        self._senders.say_hello(sender)
         for room in list(sender.rooms.values()):
             if self._move(room, RoomEvent.RETURN):
-                self._send(sender, Cancel(room.frame.room, room.grant.grant))
+                self._senders.say(sender, Cancel(room.frame.room, room.grant.grant))
                 self._retries.set(room.frame.room, self._now + FIRST_RETRY_S)
 
-    def _bury(self, sender: Sender, failure: Failure) -> None:
+    def _bury(self, sender: Sender, what: str) -> None:
         """The process behind ``sender`` is gone: what it was granted is safe after the fence."""
-        self._drop(sender)
-        self._dead.bury(sender.incarnation, None, self._now)
-        self.counters.add("peers_lost")
+        self._senders.bury(sender)
         for room in list(sender.rooms.values()):
             self._retries.clear(room.frame.room)
             fence = self.settings.fences.get(room.grant.transport, 0.0)
             self._fences.set(room.frame.room, self._now + fence)
+            # Who never spoke since the grant was gone before it: the head knew of an old process
+            # there, and may find the one of today. Who did took the room with it.
+            code = Code.PEER_DEAD if sender.heard > room.granted else Code.STALE
+            failure = Failure(code, f"encode rank at {sender.endpoint}: {what}")
             self._end(room, RoomEvent.DEATH, failure)
-
-    def _drop(self, sender: Sender) -> bool:
-        """Forgets ``sender``; whether nobody else is known at its endpoint."""
-        self._beats.clear(sender)
-        known = self._senders[sender.endpoint]
-        del known[sender.incarnation]
-        if not known:
-            del self._senders[sender.endpoint]
-        return not known
 
     # --- time -------------------------------------------------------------------------
 
     def _on_tick(self) -> None:
-        for sender in self._beats.expired(self._now):
-            self._beat(sender)
+        self._senders.tick(self._on_silence)
         for number in self._retries.expired(self._now):
             self._retry(self._rooms[number])
         for number in self._fences.expired(self._now):
             self._end(self._rooms[number], RoomEvent.FENCE, None)
 
-    def _beat(self, sender: Sender) -> None:
-        silence = self._now - sender.heard
-        if not sender.rooms:
-            hangup_at = sender.heard + IDLE_HANGUP_S
-            if self._now < hangup_at:
-                self._beats.set(sender, hangup_at)
-            elif self._drop(sender):
-                self._effects.append(Hangup(sender.endpoint))
-            return
-        if silence >= self.settings.peer_timeout_s:
-            self._silence(sender)
-        self._send(sender, Ping())
-        pause = self.settings.peer_timeout_s if sender.silent else self.settings.heartbeat_s
-        self._beats.set(sender, self._now + pause)
-
-    def _silence(self, sender: Sender) -> None:
-        if not sender.silent:
-            self.counters.add("peers_lost")
-        sender.silent = True
+    def _on_silence(self, sender: Sender) -> None:
         failure = Failure(
             Code.PEER_DEAD,
             f"encode rank at {sender.endpoint} was silent for "
@@ -319,11 +273,11 @@ class PrefillRank:
 
     def _retry(self, room: ReceiveRoom) -> None:
         """Frames can be lost with a connection: ask again, ever more slowly."""
-        self._send(room.sender, self._hello())
+        self._senders.say_hello(room.sender)
         if room.state is RoomState.WITHDRAWING:
-            self._send(room.sender, Cancel(room.frame.room, room.grant.grant))
+            self._senders.say(room.sender, Cancel(room.frame.room, room.grant.grant))
         else:
-            self._send(room.sender, room.grant)
+            self._senders.say(room.sender, room.grant)
         room.retry_s = min(2 * room.retry_s, _LAST_RETRY_S)
         self._retries.set(room.frame.room, self._now + room.retry_s)
 
@@ -356,11 +310,8 @@ class PrefillRank:
         target = ROOM_MOVES.get((room.state, event))
         if target is None:
             return False
-        room.state = target
+        room.state, room.since = target, self._now
         return True
-
-    def _send(self, sender: Sender, frame: AnyFrame) -> None:
-        self._effects.append(Send(sender.endpoint, sender.incarnation, frame))
 
     def _tell_released(self, room: int) -> None:
         """Once for each time the room was opened: the head may open it again afterwards."""

@@ -148,11 +148,16 @@ ROOM_MOVES: dict[tuple[RoomState, RoomEvent], RoomState] = _GONE | {
 
 @dataclass(slots=True, eq=False)
 class ReceiveRoom:
-    """One room that this rank receives: its grant, and who was granted."""
+    """One room that this rank receives: its grant, and who was granted.
+
+    ``granted``: when; ``since``: when it came into its state.
+    """
 
     frame: Open
     grant: Grant
     sender: "Sender"
+    granted: float
+    since: float
     state: RoomState = RoomState.GRANTED
     retry_s: float = FIRST_RETRY_S
 
@@ -161,11 +166,13 @@ class ReceiveRoom:
 class Sender:
     """A process of an encode rank as a prefill rank knows it.
 
+    ``met``: when it was first heard of; ``heard``: when it last spoke, or was given reason to.
     ``silent``: rooms that it does not answer for fail without waiting for long.
     """
 
     endpoint: str
     incarnation: int
+    met: float
     heard: float
     silent: bool = False
     rooms: dict[int, ReceiveRoom] = field(default_factory=dict)
