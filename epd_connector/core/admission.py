@@ -16,6 +16,7 @@ from collections import deque
 from epd_connector.core.admission_state import (
     AdmissionEvent,
     AdmissionSettings,
+    Broken,
     Changed,
     FromEncodeHead,
     FromRank,
@@ -66,7 +67,7 @@ class PrefillHead:
 
     def handle(self, event: AdmissionEvent, now: float) -> list[Effect]:
         """Takes one event at monotonic time ``now`` (seconds); returns what is to be done."""
-        self._now = self._desk.now = now
+        self._now = self._desk.now = self._desk.encoders.now = now
         match event:
             case Joined():
                 self._on_joined(event)
@@ -86,11 +87,14 @@ class PrefillHead:
                 self._desk.on_rank(event)
             case FromEncodeHead():
                 self._desk.on_encode_head(event.address, event.frame)
+            case Broken(address=address):
+                self._desk.on_broken(address)
             case Tick():
                 self._on_tick()
             case Stop():
                 self._on_stop()
         self._conclude()
+        self._desk.encoders.flush()
         effects = list(self._effects)
         self._effects.clear()
         return effects
@@ -146,6 +150,10 @@ class PrefillHead:
         """Whether no request is known and no region may be written to."""
         states = (transfer.state for transfer in self._desk.transfers.values())
         return not self._requests and all(state is TransferState.READY for state in states)
+
+    def skips_unanswered(self) -> int:
+        """Rooms that encode engines were told to skip and may not have heard of."""
+        return len(self._desk.encoders.skips)
 
     def check(self) -> None:
         """Holds the invariants. Raises AssertionError."""

@@ -30,6 +30,7 @@ class AdmissionSettings:
     shard_min_bytes: int | None
     receive_timeout_s: float
     resolve_timeout_s: float
+    failed_peer_s: float
     encode_locally: bool
     max_rooms: int
     expected: Expected
@@ -123,6 +124,13 @@ class FromEncodeHead:
 
 
 @dataclass(frozen=True, slots=True)
+class Broken:
+    """The connection to the encode head at ``address`` broke: another may be there next."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
@@ -142,6 +150,7 @@ AdmissionEvent = (
     | PassEnded
     | FromRank
     | FromEncodeHead
+    | Broken
     | Tick
     | Stop
 )
@@ -204,13 +213,16 @@ class Ticket:
 class Transfer:
     """One attempt to receive one item through one room.
 
-    ``nbytes``: of its region; ``item_nbytes``: of the item.
+    ``begun``: when; ``since``: when it came into its state. ``nbytes``: of its region;
+    ``item_nbytes``: of the item.
     ``landed`` and ``released``: ranks that said so. ``loads``: loads in scheduled steps
     that ranks have not all carried out. ``again``: open the room once more when cleared.
     """
 
     ticket: Ticket
     item: "Item"
+    begun: float
+    since: float
     state: TransferState = TransferState.RESOLVING
     identity: Identity | None = None
     region: Region | None = None

@@ -22,6 +22,7 @@ from epd_connector.protocol.frames import (
     RankUp,
     Rejected,
     RoomReceivers,
+    RoomsSkipped,
     SkipRooms,
 )
 
@@ -94,7 +95,8 @@ class EncodeHead:
             case FromPeer(frame=Identify(fingerprint=fingerprint)):
                 return [Reply(event.route, event.sender, self._who(fingerprint))]
             case FromPeer(frame=SkipRooms(rooms=rooms)):
-                return [TellRanks(DropRoom(room)) for room in rooms]
+                drops = [TellRanks(DropRoom(room)) for room in rooms]
+                return [*drops, Reply(event.route, event.sender, RoomsSkipped(rooms))]
             case FromPeer(frame=RoomReceivers() as frame):
                 return [TellRanks(frame)]
         return []

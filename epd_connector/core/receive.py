@@ -48,6 +48,7 @@ from epd_connector.protocol.frames import (
     RoomLanded,
     RoomReleased,
     SenderBack,
+    SenderSilent,
     Stale,
     Stalled,
     Welcome,
@@ -262,11 +263,12 @@ class PrefillRank:
             self._end(self._rooms[number], RoomEvent.FENCE, None)
 
     def _on_silence(self, sender: Sender) -> None:
-        failure = Failure(
-            Code.PEER_DEAD,
+        reason = (
             f"encode rank at {sender.endpoint} was silent for "
-            f"{self.settings.peer_timeout_s} s (peer_timeout_s)",
+            f"{self.settings.peer_timeout_s} s (peer_timeout_s)"
         )
+        failure = Failure(Code.PEER_DEAD, reason)
+        self._tell(SenderSilent(sender.incarnation, failure))
         for room in list(sender.rooms.values()):
             self._retries.clear(room.frame.room)
             self._end(room, RoomEvent.SILENCE, failure)

@@ -19,7 +19,10 @@ ASK_AGAIN_S = 0.5
 """Seconds between questions to an engine that has not answered, or is not ready."""
 NEGATIVE_S = 1.0
 """Seconds for which an address that did not answer is not asked again."""
+SUSPECT_S = 1.0
+"""Seconds for which an address is asked that did not answer a while ago."""
 MAX_ADDRESSES = 4096
+_NO_ANSWER = "no answer"
 
 
 class AddressState(enum.Enum):
@@ -28,6 +31,7 @@ class AddressState(enum.Enum):
     ASKING = "asking"
     KNOWN = "known"
     REFUSED = "refused"
+    SUSPECT = "suspect"  # did not answer a while ago: who needs it does not wait for it long
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +43,7 @@ class Address:
 
     state: AddressState
     give_up: float
-    reason: str = "no answer"
+    reason: str = _NO_ANSWER
     identity: Identity | None = None
     failure: Failure | None = None
 
@@ -54,12 +58,19 @@ class Expected:
 
 
 class Topology:
-    """Addresses of encode engines and what is known of each."""
+    """Addresses of encode engines and what is known of each.
 
-    def __init__(self, expected: Expected, resolve_timeout_s: float) -> None:
+    An address that did not answer within ``resolve_timeout_s`` is a suspect for
+    ``failed_peer_s``: then it is given ``SUSPECT_S`` to answer, each time it is needed.
+    """
+
+    def __init__(
+        self, expected: Expected, resolve_timeout_s: float, failed_peer_s: float = 0.0
+    ) -> None:
         self.effects: list[Effect] = []
         self._expected = expected
         self._resolve_timeout_s = resolve_timeout_s
+        self._failed_peer_s = failed_peer_s
         self._addresses: dict[str, Address] = {}
         self._timers: Deadlines[str] = Deadlines()
 
@@ -73,15 +84,20 @@ class Topology:
             entry = Address(AddressState.ASKING, now + self._resolve_timeout_s)
             self._addresses[address] = entry
             self._ask(address, now)
+        elif entry.state is AddressState.SUSPECT:
+            entry.state, entry.reason = AddressState.ASKING, _NO_ANSWER
+            entry.give_up = now + min(SUSPECT_S, self._resolve_timeout_s)
+            self._ask(address, now)
         return entry.identity or entry.failure
 
     def silent(self, address: str) -> bool:
-        """Whether ``address`` was given up a moment ago: the connection was hung up, and nobody
+        """Whether ``address`` was given up a while ago: the connection was hung up, and nobody
         is likely to be there."""
         entry = self._addresses.get(address)
-        if entry is None or entry.failure is None:
+        if entry is None:
             return False
-        return entry.failure.code is Code.UNREACHABLE
+        refused = entry.failure is not None and entry.failure.code is Code.UNREACHABLE
+        return refused or entry.state is AddressState.SUSPECT
 
     def tell(self, address: str, frame: AnyFrame) -> None:
         """Tells the engine at ``address``; it may be lost. Nobody is told who is ``silent``."""
@@ -122,16 +138,10 @@ class Topology:
         changed = False
         for address in self._timers.expired(now):
             entry = self._addresses[address]
-            if entry.state is AddressState.REFUSED:
-                del self._addresses[address]
+            if entry.state in (AddressState.REFUSED, AddressState.SUSPECT):
+                self._pardon(address, entry, now)
             elif now >= entry.give_up:
-                reason = (
-                    f"encode engine at {address}: {entry.reason} within "
-                    f"{self._resolve_timeout_s} s (resolve_timeout_s): is it up, is this its "
-                    "control address, and do both engines have the same auth_key?"
-                )
-                self.effects.append(Hangup(f"tcp://{address}"))
-                self._refuse(address, entry, Failure(Code.UNREACHABLE, reason), now)
+                self._give_up(address, entry, now)
                 changed = True
             else:
                 self._ask(address, now)
@@ -145,6 +155,24 @@ class Topology:
         self.effects.append(Send(f"tcp://{address}", 0, Identify(self._expected.fingerprint)))
         entry = self._addresses[address]
         self._timers.set(address, min(now + ASK_AGAIN_S, entry.give_up))
+
+    def _give_up(self, address: str, entry: Address, now: float) -> None:
+        reason = (
+            f"encode engine at {address}: {entry.reason} within "
+            f"{self._resolve_timeout_s} s (resolve_timeout_s): is it up, is this its "
+            "control address, and do both engines have the same auth_key?"
+        )
+        self.effects.append(Hangup(f"tcp://{address}"))
+        self._refuse(address, entry, Failure(Code.UNREACHABLE, reason), now)
+
+    def _pardon(self, address: str, entry: Address, now: float) -> None:
+        """A refusal has lasted long enough. Who did not answer at all stays a suspect."""
+        unreachable = entry.failure is not None and entry.failure.code is Code.UNREACHABLE
+        if unreachable and entry.reason == _NO_ANSWER and self._failed_peer_s > 0:
+            entry.state, entry.failure = AddressState.SUSPECT, None
+            self._timers.set(address, now + self._failed_peer_s)
+        else:
+            del self._addresses[address]
 
     def _refuse(self, address: str, entry: Address, failure: Failure, now: float) -> None:
         entry.state, entry.failure = AddressState.REFUSED, failure

@@ -26,8 +26,8 @@ from epd_connector.core.admission_state import (
     TransferState,
 )
 from epd_connector.core.effects import Effect, Noted, TellRanks
+from epd_connector.core.encode_desk import EncodeDesk
 from epd_connector.core.placement import Placement
-from epd_connector.core.topology import Topology
 from epd_connector.errors import Code, Failure
 from epd_connector.protocol.frames import (
     Abandon,
@@ -36,9 +36,9 @@ from epd_connector.protocol.frames import (
     RoomFailed,
     RoomLanded,
     RoomLoaded,
-    RoomReceivers,
     RoomReleased,
-    SkipRooms,
+    SenderBack,
+    SenderSilent,
 )
 from epd_connector.stats import Counters
 
@@ -62,8 +62,7 @@ class TransferDesk:
         self._settings = settings
         self._counters = counters
         self._effects = effects
-        self._topology = Topology(settings.expected, settings.resolve_timeout_s)
-        self._topology.effects = effects
+        self.encoders = EncodeDesk(settings, effects)
         self._promised: set[str] = set()
 
     def held(self, hash: str) -> Transfer | None:
@@ -82,7 +81,7 @@ class TransferDesk:
 
     def next_deadline(self) -> float | None:
         """When ``tick`` is due, or None."""
-        return self._topology.next_deadline()
+        return self.encoders.next_deadline()
 
     def check(self) -> None:
         """Holds the invariants. Raises AssertionError."""
@@ -135,7 +134,7 @@ class TransferDesk:
         for ticket in request.tickets.pop(hash, ()):
             if ticket.room not in self.transfers:
                 self._counters.add("rooms_skipped")
-                self._tell_skip(ticket)
+                self.encoders.skip(ticket)
 
     def load(self, hash: str) -> bool:
         """Every rank is about to load item ``hash``; False where it is not held."""
@@ -170,9 +169,9 @@ class TransferDesk:
         while (ticket := self._take_ticket(item)) is not None:
             if len(self.transfers) >= self._settings.max_rooms and not self.drop_oldest():
                 failure = words.too_many(len(self.transfers))
-                self._tell_skip(ticket)
+                self.encoders.skip(ticket)
                 break
-            transfer = Transfer(ticket, item)
+            transfer = self._new(ticket, item)
             self._counters.add("rooms_opened")
             failure = self._begin(transfer)
             if failure is None:
@@ -189,6 +188,9 @@ class TransferDesk:
                     return ticket
         return None
 
+    def _new(self, ticket: Ticket, item: Item) -> Transfer:
+        return Transfer(ticket, item, self.now, self.now)
+
     def _begin(self, transfer: Transfer) -> Failure | None:
         """Starts on ``transfer``; why it cannot be, or None."""
         transfer.item.transfer = self.transfers[transfer.ticket.room] = transfer
@@ -197,7 +199,7 @@ class TransferDesk:
 
     def _resolve(self, transfer: Transfer) -> Failure | None:
         """Takes ``transfer`` on, once its encode engine is known; why it cannot be, or None."""
-        answer = self._topology.find(transfer.ticket.address, self.now)
+        answer = self.encoders.find(transfer.ticket.address)
         if isinstance(answer, Identity):
             return self._resolved(transfer, answer)
         return answer
@@ -218,7 +220,7 @@ class TransferDesk:
         An outdated identity must not reach the ranks: they would take the engine of today
         for dead, and memory that it may still write to for safe.
         """
-        return self._topology.find(transfer.ticket.address, self.now) is transfer.identity
+        return self.encoders.is_current(transfer.ticket.address, transfer.identity)
 
     def look_again(self, transfer: Transfer) -> None:
         """Another engine is behind the address of a queued transfer: it is asked who it is."""
@@ -240,23 +242,33 @@ class TransferDesk:
         """Every rank is to receive ``transfer``, which has its memory."""
         self._move(transfer, TransferEvent.PLACED)
         self._effects.append(TellRanks(words.open_frame(transfer)))
-        self._tell_receivers(transfer)
+        self.encoders.tell_receivers(transfer)
 
     # --- what others say --------------------------------------------------------------
 
     def on_encode_head(self, address: str, frame: AnyFrame) -> None:
         """The encode head at ``address`` says ``frame``."""
-        if self._topology.hear(address, frame, self.now):
+        if self.encoders.hear(address, frame):
             self._resolve_waiting()
+
+    def on_broken(self, address: str) -> None:
+        """The connection to an encode head broke: whoever is there next is asked who it is."""
+        self.encoders.topology.forget(address)
+        self.memory_changed = True
 
     def tick(self) -> None:
         """Time has passed: encode engines are asked again, or given up."""
-        if self._topology.tick(self.now):
+        if self.encoders.tick():
             self._resolve_waiting()
 
     def on_rank(self, event: FromRank) -> None:
         """A rank of this engine says something. What its state does not allow does nothing."""
         frame = event.frame
+        match frame:
+            case SenderSilent(sender=sender, failure=failure):
+                self.encoders.silent(sender, failure)
+            case SenderBack(sender=sender):
+                self.encoders.back(sender)
         if not isinstance(frame, RoomLanded | RoomFailed | RoomReleased | RoomLoaded):
             return
         transfer = self.transfers.get(frame.room)
@@ -285,11 +297,10 @@ class TransferDesk:
         self._counters.add(words.COUNTED[transfer.layout])
         self.placement.landed(transfer)
         self.news.append(Changed(transfer.item))
-        self._tell_receivers(transfer)  # Once more: the first word may have been lost.
+        self.encoders.tell_receivers(transfer)  # Once more: the first word may have been lost.
 
     def _rank_failed(self, transfer: Transfer, rank: int, failure: Failure) -> None:
-        if failure.code in (Code.STALE, Code.PEER_DEAD, Code.WRITE_FAILED):
-            self._topology.forget(transfer.ticket.address)
+        if self.encoders.failed(transfer.ticket.address, failure):
             # Those that wait for memory must look again, whatever they found before.
             self.memory_changed = True
         if transfer.state is TransferState.CLEARING:
@@ -312,7 +323,8 @@ class TransferDesk:
         self._over(transfer, TransferEvent.CLEARED)
         if not transfer.again:
             return
-        again = Transfer(transfer.ticket, transfer.item, attempt=transfer.attempt + 1)
+        again = self._new(transfer.ticket, transfer.item)
+        again.attempt = transfer.attempt + 1
         failure = self._begin(again)
         if failure is not None:
             self._fail(again, failure)
@@ -349,7 +361,7 @@ class TransferDesk:
             self._over(transfer, TransferEvent.FAIL)
         if not transfer.again:
             transfer.item.transfer = None
-            self._tell_skip(transfer.ticket)
+            self.encoders.skip(transfer.ticket)
 
     def drop_oldest(self) -> bool:
         """Frees the bytes of the item that has been of no use the longest."""
@@ -383,16 +395,6 @@ class TransferDesk:
         """Whether a step loads the item, or was told that it can."""
         return bool(transfer.loads) or transfer.item.hash in self._promised
 
-    def _tell_skip(self, ticket: Ticket) -> None:
-        self._topology.tell(ticket.address, SkipRooms((ticket.room,)))
-
-    def _tell_receivers(self, transfer: Transfer) -> None:
-        """Encode ranks that serve nobody would hold the rows in vain."""
-        assert transfer.identity is not None
-        ticket, ranks = transfer.ticket, self._settings.ranks
-        if len(transfer.identity.ranks) > ranks:
-            self._topology.tell(ticket.address, RoomReceivers(ticket.room, ranks))
-
     def _move(self, transfer: Transfer, event: TransferEvent) -> None:
         """The one place that moves a transfer. KeyError where the table has no such step."""
-        transfer.state = TRANSFER_MOVES[transfer.state, event]
+        transfer.state, transfer.since = TRANSFER_MOVES[transfer.state, event], self.now

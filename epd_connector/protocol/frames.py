@@ -285,6 +285,13 @@ class RoomLoaded(Frame, frozen=True):
     room: Room
 
 
+class SenderSilent(Frame, frozen=True):
+    """The encode rank ``sender`` does not answer this rank."""
+
+    sender: Incarnation
+    failure: Failure
+
+
 class SenderBack(Frame, frozen=True):
     """The encode rank ``sender``, which had been silent, speaks to this rank again."""
 
@@ -336,6 +343,7 @@ LinkFrame = (
     | RoomFailed
     | RoomReleased
     | RoomLoaded
+    | SenderSilent
     | SenderBack
     | HostGone
     | EndRoom

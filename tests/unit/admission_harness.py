@@ -35,6 +35,7 @@ from epd_connector.protocol.frames import (
     RoomLoaded,
     RoomReceivers,
     RoomReleased,
+    RoomsSkipped,
     SkipRooms,
 )
 
@@ -61,6 +62,7 @@ def settings(
         shard_min_bytes=shard_min_bytes,
         receive_timeout_s=60.0,
         resolve_timeout_s=5.0,
+        failed_peer_s=30.0,
         encode_locally=encode_locally,
         max_rooms=max_rooms,
         expected=Expected("model-a", "bfloat16", 64),
@@ -235,6 +237,7 @@ def known(made: AdmissionSettings | None = None) -> Harness:
         harness.hear(identity(), address)
         harness.leave("probe")
         harness.release(1)
+        harness.hear(RoomsSkipped((1,)), address)
     assert harness.head.idle()
     assert harness.head.transfers() == {}
     return harness

@@ -22,6 +22,7 @@ from epd_connector.protocol.frames import (
     RankAddress,
     RankUp,
     Report,
+    RoomsSkipped,
     SkipRooms,
 )
 from epd_connector.runtime.head import HeadPlace, HeadRuntime
@@ -84,7 +85,16 @@ class Bench:
         head = EncodeHead(EncodeHeadSettings(ranks, "model/a", "bfloat16", 2, {"image": 64}))
         expected = Expected("model/a", "bfloat16", 64)
         settings = AdmissionSettings(
-            ranks, 1 << 20, False, None, 60.0, 5.0, encode_locally, 64, expected
+            ranks=ranks,
+            slab_nbytes=1 << 20,
+            shares_slab=False,
+            shard_min_bytes=None,
+            receive_timeout_s=60.0,
+            resolve_timeout_s=5.0,
+            failed_peer_s=30.0,
+            encode_locally=encode_locally,
+            max_rooms=64,
+            expected=expected,
         )
         self.prefill = PrefillHead(settings)
         self.head = runtime(
@@ -119,6 +129,8 @@ class Bench:
         self.head.tell(admission.Left("probe"))
         self.turn()
         assert self.encode.hears() == [SkipRooms((1,))]
+        self.encode.answer(HEAD, RoomsSkipped((1,)))
+        self.turn()
 
     def needs(self, request: str, room: int) -> None:
         item = ItemSpec(f"item-{room}", 4, "image", room, ENCODE)

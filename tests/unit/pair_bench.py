@@ -147,7 +147,16 @@ class PrefillEngine(_Engine):
         super().__init__(shape, shape.prefill_key)
         expected = Expected(MODEL, shape.dtype, WIDTH)
         settings = AdmissionSettings(
-            1, SLAB, False, None, PATIENCE_S, shape.resolve_timeout_s, False, 64, expected
+            ranks=1,
+            slab_nbytes=SLAB,
+            shares_slab=False,
+            shard_min_bytes=None,
+            receive_timeout_s=PATIENCE_S,
+            resolve_timeout_s=shape.resolve_timeout_s,
+            failed_peer_s=30.0,
+            encode_locally=False,
+            max_rooms=64,
+            expected=expected,
         )
         self.head = HeadRuntime(
             self.head_place("ec_consumer"),

@@ -16,7 +16,7 @@ from epd_connector.core.receive_state import (
     Tick,
 )
 from epd_connector.errors import Code, Failure
-from epd_connector.protocol.frames import AnyFrame, Grant, Open, RankAddress
+from epd_connector.protocol.frames import AnyFrame, Grant, Open, RankAddress, RoomFailed
 from epd_connector.rows import Layout
 
 ME = 3000
@@ -111,7 +111,6 @@ def grants(effects: list[Effect]) -> list[Grant]:
 
 def failure(effects: list[Effect]) -> Failure:
     """The failure that the head was told."""
-    frames = [effect.frame for effect in effects if isinstance(effect, TellHead)]
-    (found,) = [f for f in (getattr(frame, "failure", None) for frame in frames) if f]
-    assert isinstance(found, Failure)
+    told = [effect.frame for effect in effects if isinstance(effect, TellHead)]
+    (found,) = [frame.failure for frame in told if isinstance(frame, RoomFailed)]
     return found

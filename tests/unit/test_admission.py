@@ -23,6 +23,7 @@ from epd_connector.protocol.frames import (
     RoomLanded,
     RoomLoaded,
     RoomReleased,
+    RoomsSkipped,
 )
 from epd_connector.rows import Layout
 from tests.unit.admission_harness import (
@@ -303,6 +304,7 @@ def test_a_request_that_failed_on_one_item_starts_nothing_for_the_next() -> None
     head.start("r", item("a", 5, rows=33), item("b", 6))
     assert head.state("r") is FAILED
     assert head.head.transfers() == {}
+    head.hear(RoomsSkipped((5, 6)))
     assert head.head.next_deadline() is None
     assert head.leave("r") == []
 

@@ -22,6 +22,7 @@ from epd_connector.protocol.frames import (
     RankUp,
     Rejected,
     RoomReceivers,
+    RoomsSkipped,
     SkipRooms,
 )
 
@@ -86,7 +87,8 @@ def test_word_of_rooms_is_passed_on_to_every_rank() -> None:
     head = EncodeHead(SETTINGS)
     failure = Failure(Code.CANCELLED, "gone")
     drops = [TellRanks(DropRoom(1)), TellRanks(DropRoom(2))]
-    assert head.handle(FromPeer(7, 99, SkipRooms((1, 2)))) == drops
+    answer = Reply(7, 99, RoomsSkipped((1, 2)))
+    assert head.handle(FromPeer(7, 99, SkipRooms((1, 2)))) == [*drops, answer]
     assert head.handle(RoomsUnneeded((1, 2))) == drops
     assert head.handle(RequestOver((3,), failure)) == [TellRanks(EndRoom(3, failure))]
     receivers = RoomReceivers(4, 2)

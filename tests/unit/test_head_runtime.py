@@ -20,6 +20,7 @@ from epd_connector.protocol.frames import (
     RoomLanded,
     RoomReceivers,
     RoomReleased,
+    RoomsSkipped,
     SkipRooms,
     Tally,
 )
@@ -114,6 +115,9 @@ def test_an_abandon_that_finds_the_queue_full_is_said_later() -> None:
     assert rooms(bench.ranks[0].hears(), Abandon) == [2]
     bench.rank_says(0, RoomReleased(2))
     assert bench.prefill.idle()
+    assert bench.encode.hears() == [SkipRooms((2,))]
+    bench.encode.answer(HEAD, RoomsSkipped((2,)))
+    bench.turn()
     assert bench.head.next_wait(0.0) is None
 
 

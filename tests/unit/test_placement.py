@@ -20,7 +20,7 @@ def placement(ranks: int = 2, **choices: object) -> Placement:
 
 
 def transfer(room: int, units: int = 1) -> Transfer:
-    made = Transfer(Ticket(room, "encode:1"), Item(f"i{room}", 4, "image"))
+    made = Transfer(Ticket(room, "encode:1"), Item(f"i{room}", 4, "image"), 0.0, 0.0)
     made.nbytes = units * ALIGNMENT
     return made
 

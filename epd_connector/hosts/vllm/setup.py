@@ -158,6 +158,7 @@ def _admission_settings(
         shard_min_bytes=config.shard_from,
         receive_timeout_s=config.receive_timeout_s,
         resolve_timeout_s=config.resolve_timeout_s,
+        failed_peer_s=config.failed_peer_s,
         encode_locally=config.on_failure is OnFailure.ENCODE_LOCALLY,
         max_rooms=config.max_rooms,
         expected=expected,
