@@ -74,12 +74,19 @@ class Code(enum.StrEnum):
     """The tower, or the staging of its output, failed."""
     CANCELLED = "cancelled"
     """Whoever asked for the room does not want it any more."""
+    LOST = "lost"
+    """The item was received before and is gone, and its room is used."""
     OVERLOADED = "overloaded"
     """A bounded queue or table is full."""
     SHUTDOWN = "shutdown"
     """The engine is stopping."""
     INTERNAL = "internal"
     """A defect of this package; the log has the traceback."""
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same request, with new rooms, may well succeed."""
+        return self not in (Code.BAD_REQUEST, Code.MISMATCH, Code.TOO_LARGE, Code.INTERNAL)
 
 
 class Failure(msgspec.Struct, frozen=True):

@@ -60,7 +60,6 @@ class Counters:
     frames_dropped: int = 0
     writes_failed: int = 0
     writes_late: int = 0
-    restaged: int = 0
     stagings_deferred: int = 0
     leases_deferred: int = 0
     peers_lost: int = 0

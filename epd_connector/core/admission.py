@@ -43,6 +43,7 @@ from epd_connector.core.transfers import TransferDesk
 from epd_connector.core.turns import Turns
 from epd_connector.errors import Code, Failure
 from epd_connector.memory.slab import Balance
+from epd_connector.protocol.frames import SenderBack, SenderSilent
 from epd_connector.stats import Counters
 
 __all__ = ["PAUSE_S", "AdmissionSettings", "PrefillHead"]
@@ -83,6 +84,10 @@ class PrefillHead:
                 self._desk.promise(event.hash)
             case PassEnded():
                 self._desk.pass_ended()
+            case FromRank(frame=SenderSilent(sender=sender, failure=failure)):
+                self._desk.encoders.silent(sender, failure)
+            case FromRank(frame=SenderBack(sender=sender)):
+                self._desk.encoders.back(sender)
             case FromRank():
                 self._desk.on_rank(event)
             case FromEncodeHead():

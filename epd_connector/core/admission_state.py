@@ -217,6 +217,7 @@ class Transfer:
     ``item_nbytes``: of the item.
     ``landed`` and ``released``: ranks that said so. ``loads``: loads in scheduled steps
     that ranks have not all carried out. ``again``: open the room once more when cleared.
+    ``published``: how often every rank has loaded it.
     """
 
     ticket: Ticket
@@ -231,6 +232,7 @@ class Transfer:
     layout: Layout = Layout.WHOLE
     attempt: int = 0
     again: bool = False
+    published: int = 0
     landed: set[int] = field(default_factory=set)
     released: set[int] = field(default_factory=set)
     loads: dict[int, int] = field(default_factory=dict)

@@ -16,6 +16,8 @@ from epd_connector.protocol.frames import AnyFrame, Identity, RoomReceivers, Roo
 from epd_connector.rows import serving_rank
 
 MAX_DISTRUSTED = 4096
+_SOMEBODY_ELSE = (Code.STALE, Code.PEER_DEAD, Code.WRITE_FAILED, Code.SHUTDOWN)
+"""Failures after which another engine may be at the address."""
 
 
 class EncodeDesk:
@@ -68,7 +70,7 @@ class EncodeDesk:
 
     def failed(self, address: str, failure: Failure) -> bool:
         """A receive failed on some rank; whether ``address`` must be asked anew."""
-        if failure.code not in (Code.STALE, Code.PEER_DEAD, Code.WRITE_FAILED):
+        if failure.code not in _SOMEBODY_ELSE:
             return False
         self.topology.forget(address)
         return True

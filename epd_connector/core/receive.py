@@ -71,6 +71,8 @@ __all__ = [
     "Tick",
 ]
 
+SLEPT_S = 1.0
+"""Seconds by which a tick is late when this process was kept from running."""
 _LAST_RETRY_S = 16.0
 
 
@@ -245,8 +247,7 @@ class PrefillRank:
         self._senders.bury(sender)
         for room in list(sender.rooms.values()):
             self._retries.clear(room.frame.room)
-            fence = self.settings.fences.get(room.grant.transport, 0.0)
-            self._fences.set(room.frame.room, self._now + fence)
+            self._fences.set(room.frame.room, self._now + self._fence_s(room))
             # Who never spoke since the grant was gone before it: the head knew of an old process
             # there, and may find the one of today. Who did took the room with it.
             code = Code.PEER_DEAD if sender.heard > room.granted else Code.STALE
@@ -259,8 +260,26 @@ class PrefillRank:
         self._senders.tick(self._on_silence)
         for number in self._retries.expired(self._now):
             self._retry(self._rooms[number])
+        self._tick_fences()
+
+    def _tick_fences(self) -> None:
+        """Frees what the dead can write to no more.
+
+        A fence counts while this process runs: what a dead writer had sent may lie in this
+        host's socket buffers, where it waits for a process that was stopped to go on.
+        """
+        due = self._fences.next()
+        slept = due is not None and self._now - due > SLEPT_S
         for number in self._fences.expired(self._now):
-            self._end(self._rooms[number], RoomEvent.FENCE, None)
+            room = self._rooms[number]
+            if slept:
+                self._fences.set(number, self._now + self._fence_s(room))
+            else:
+                self._end(room, RoomEvent.FENCE, None)
+
+    def _fence_s(self, room: ReceiveRoom) -> float:
+        """Seconds after the death of the room's writer that its writes can still land."""
+        return self.settings.fences.get(room.grant.transport, 0.0)
 
     def _on_silence(self, sender: Sender) -> None:
         reason = (

@@ -70,8 +70,13 @@ def no_room(item: Item) -> Failure:
     if all(spec.room is None for spec in specs):
         reason = f"item {item.hash[:16]} is not held here, and the request names no room for it"
         return Failure(Code.BAD_REQUEST, f"{reason} (null in ec_transfer_params)")
-    reason = f"item {item.hash[:16]} was received before and is gone, and its room is used:"
-    return Failure(Code.CANCELLED, f"{reason} send the request again")
+    return lost(item.hash)
+
+
+def lost(hash: str) -> Failure:
+    """The item was here, and its room was good for one transfer."""
+    reason = f"item {hash[:16]} was received before and is gone, and its room is used:"
+    return Failure(Code.LOST, f"{reason} send the request again with a new room")
 
 
 def no_tower(transfer: Transfer, identity: Identity) -> Failure:

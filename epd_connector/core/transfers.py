@@ -37,8 +37,6 @@ from epd_connector.protocol.frames import (
     RoomLanded,
     RoomLoaded,
     RoomReleased,
-    SenderBack,
-    SenderSilent,
 )
 from epd_connector.stats import Counters
 
@@ -264,11 +262,6 @@ class TransferDesk:
     def on_rank(self, event: FromRank) -> None:
         """A rank of this engine says something. What its state does not allow does nothing."""
         frame = event.frame
-        match frame:
-            case SenderSilent(sender=sender, failure=failure):
-                self.encoders.silent(sender, failure)
-            case SenderBack(sender=sender):
-                self.encoders.back(sender)
         if not isinstance(frame, RoomLanded | RoomFailed | RoomReleased | RoomLoaded):
             return
         transfer = self.transfers.get(frame.room)
@@ -314,6 +307,9 @@ class TransferDesk:
             transfer.loads[rank] = left
         elif transfer.loads.pop(rank, None) is not None and not transfer.loads:
             self._counters.add("items_published")
+            transfer.published += 1
+            if transfer.published > 1:
+                self._counters.add("items_reloaded")
         self._settle(transfer.item)
 
     def _cleared(self, transfer: Transfer) -> None:

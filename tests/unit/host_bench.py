@@ -19,6 +19,7 @@ from epd_connector.protocol.frames import (
     RoomFailed,
     RoomLanded,
     RoomLoaded,
+    RoomsSkipped,
     SkipRooms,
 )
 from epd_connector.runtime.head import HeadRuntime
@@ -156,10 +157,12 @@ class Host:
         return rooms(self.bench.ranks[0].hears(), Open)
 
     def skipped(self) -> list[int]:
-        """Rooms that the encode engine is told to skip."""
+        """Rooms that the encode engine is told to skip, which it answers."""
         self.bench.turn()
         said = [frame for frame in self.bench.encode.hears() if not isinstance(frame, Identify)]
-        return [room for frame in said if isinstance(frame, SkipRooms) for room in frame.rooms]
+        skipped = [room for frame in said if isinstance(frame, SkipRooms) for room in frame.rooms]
+        self.runtime.tell(admission.FromEncodeHead(ENCODE, RoomsSkipped(tuple(skipped))))
+        return skipped
 
     def calls(self) -> int:
         assert isinstance(self.runtime, CountingRuntime)

@@ -200,6 +200,7 @@ def test_a_preempted_request_loads_a_resident_again_without_a_transfer() -> None
     assert head.state("r") is READY
     head.load("r", "a")
     assert head.head.counters.items_published == 2
+    assert head.head.counters.items_reloaded == 1
 
 
 def test_a_resident_that_is_gone_with_its_room_fails_clearly() -> None:
@@ -209,7 +210,7 @@ def test_a_resident_that_is_gone_with_its_room_fails_clearly() -> None:
     head.load("r", "a")
     head.start("other", item("b", 6, rows=20))
     failure = failed(head.need("r", "a"))["r"]
-    assert failure.code is Code.CANCELLED
+    assert failure.code is Code.LOST
     assert "send the request again" in failure.reason
 
 

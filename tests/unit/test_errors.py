@@ -66,3 +66,8 @@ def test_a_longer_reason_from_the_wire_is_refused() -> None:
     wire = msgspec.msgpack.encode({"code": "internal", "reason": "x" * (MAX_REASON_CHARS + 1)})
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(wire, type=Failure)
+
+
+def test_a_request_is_sent_again_unless_the_failure_is_its_own_or_ours() -> None:
+    final = {code for code in Code if not code.retryable}
+    assert final == {Code.BAD_REQUEST, Code.MISMATCH, Code.TOO_LARGE, Code.INTERNAL}

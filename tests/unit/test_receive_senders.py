@@ -157,3 +157,13 @@ def test_stale_says_who_is_there_today_whoever_was_met_last() -> None:
     effects = bench.hear(Stale(), WRITER)
     assert told(effects) == [("RoomFailed", 2)]
     assert failure(effects).code is Code.STALE
+
+
+def test_a_fence_counts_while_this_process_runs() -> None:
+    bench = opened()
+    bench.do(Broken(ENDPOINT))
+    bench.do(Probed(ENDPOINT, gone=True))
+    # The process was stopped: what the dead had sent is still in the host's buffers.
+    assert told(bench.tick(60.0)) == []
+    assert told(bench.run(60.0 + FENCE_S - 0.01)) == []
+    assert told(bench.run(60.0 + FENCE_S)) == [("RoomReleased", 1)]

@@ -20,6 +20,7 @@ from epd_connector.core import admission_state as admission
 from epd_connector.core.admission_state import RequestState
 from epd_connector.core.effects import RequestFailed
 from epd_connector.core.encode_head import RequestOver, RoomsUnneeded
+from epd_connector.core.transfer_words import lost
 from epd_connector.errors import Code, Failure, RequestError
 from epd_connector.hosts.vllm.media import MediaFields
 from epd_connector.hosts.vllm.mirror import CacheMirror
@@ -91,6 +92,7 @@ class HeadAdapter:
                 ticket = None
             if ticket is not None:
                 entry.ticketed.add(item.hash)
+                entry.brought.add(item.hash)
             specs.append(_spec(item, ticket))
         if self._config.role.receives:
             self._runtime.tell(admission.Joined(entry.request, tuple(specs)))
@@ -152,11 +154,7 @@ class HeadAdapter:
             return False
         if item.encodable:
             return True
-        reason = (
-            f"item {item.hash[:16]} came without pixels and without a room that is still good: "
-            "send its pixels, or a new room in ec_transfer_params"
-        )
-        self._fail(entry, Failure(Code.BAD_REQUEST, reason))
+        self._fail(entry, _unobtainable(entry, item))
         return False
 
     def _received(self, entry: Entry, needed: list[str]) -> bool:
@@ -311,7 +309,8 @@ class HeadAdapter:
             return
         entry.failed = True
         self._unavailable.add(entry.request)
-        logger.error("request %s fails: %s", entry.request, failure)
+        again = "; it may be sent again, with new rooms" if failure.code.retryable else ""
+        logger.error("request %s fails: %s%s", entry.request, failure, again)
 
     # --- figures ----------------------------------------------------------------------
 
@@ -322,6 +321,14 @@ class HeadAdapter:
     def close(self) -> None:
         """Ends the runtime. Idempotent."""
         self._runtime.close(self._config.shutdown_timeout_s)
+
+
+def _unobtainable(entry: Entry, item: Item) -> Failure:
+    """Why an item without pixels, which nothing brings or holds, cannot be had."""
+    if item.hash in entry.brought:
+        return lost(item.hash)
+    reason = f"item {item.hash[:16]} came without pixels and without a room"
+    return Failure(Code.BAD_REQUEST, f"{reason}: send its pixels, or a room in ec_transfer_params")
 
 
 def _spec(item: Item, ticket: admission.Ticket | None) -> admission.ItemSpec:

@@ -24,15 +24,17 @@ class Item:
 class Entry:
     """One request of the scheduler.
 
-    ``claims``: rooms and hashes it claims on the encode side. ``ticketed``: hashes it brought
-    rooms for; ``unspared``: those whose rooms may still be of use; ``needed``: those that
-    were asked for and are not loaded. ``settled_at``: with this many tokens computed or
-    more, nothing of the request is of interest any more.
+    ``claims``: rooms and hashes it claims on the encode side. ``brought``: hashes it brought
+    rooms for; ``ticketed``: those whose rooms were not used yet; ``unspared``: those whose
+    rooms may still be of use; ``needed``: those that were asked for and are not loaded.
+    ``settled_at``: with this many tokens computed or more, nothing of the request is of
+    interest any more.
     """
 
     request: str
     items: list[Item]
     claims: list[tuple[int, str]] = field(default_factory=list)
+    brought: set[str] = field(default_factory=set)
     ticketed: set[str] = field(default_factory=set)
     needed: set[str] = field(default_factory=set)
     settled_at: int = sys.maxsize
