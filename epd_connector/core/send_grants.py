@@ -231,11 +231,16 @@ class GrantDesk:
             )
             for grant in self._peers.lose(peer):
                 self.fail(self._room(grant), failure)
+                self._peers.watch(grant, self.now)
         self._peers.forget_idle(self.now)
         self._answers.forget(self.now)
 
     def _on_stalled(self, grant: HeldGrant) -> None:
         """A write takes too long: its room fails now, its region stays with the write."""
+        room = self._room(grant)
+        if self._peers.lost(grant.peer):
+            self._give_rows_back(room)
+            return
         failure = Failure(
             Code.TIMEOUT,
             f"a write of {grant.frame.nbytes} bytes has not ended in "
@@ -243,7 +248,17 @@ class GrantDesk:
         )
         self._counters.add("writes_late")
         self._peers.stall(grant, failure)
-        self.fail(self._room(grant), failure)
+        self.fail(room, failure)
+
+    def _give_rows_back(self, room: SendRoom) -> None:
+        """A write to a lost peer may never end; it does not keep the rows that it reads.
+
+        The room has failed with its peer, so nobody is told that they have landed, whatever
+        is read there.
+        """
+        if room.copy is not None:
+            self._copies.release(room.copy, room)
+            room.copy = None
 
     # --- grants and rooms end ---------------------------------------------------------
 

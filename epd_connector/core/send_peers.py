@@ -115,6 +115,10 @@ class PeerDesk:
         self._forget_sessions(peer.hello.sessions)
         return list(peer.unanswered)
 
+    def lost(self, peer: Peer) -> bool:
+        """Whether ``peer`` was forgotten: it has nothing open but writes that have not ended."""
+        return self._peers.get(peer.incarnation) is not peer
+
     def forget_idle(self, now: float) -> None:
         """Forgets peers that nothing was open for in a long time."""
         for incarnation in self._idles.expired(now):
@@ -243,6 +247,11 @@ class PeerDesk:
         self._write_ends.clear(grant.write)
         stalled = Stalled(frame.room, frame.grant, failure)
         self._effects.append(Reply(peer.route, peer.incarnation, stalled))
+
+    def watch(self, grant: HeldGrant, now: float) -> None:
+        """The peer of ``grant`` is lost: its write, if one is in flight, is overdue once more."""
+        if grant.write in self._writes:
+            self._write_ends.set(grant.write, now + self._settings.write_timeout_s)
 
     def writing(self) -> int:
         """Writes in flight."""

@@ -189,6 +189,50 @@ def test_a_silent_peer_keeps_what_is_being_written_for_it() -> None:
     assert bench.at_rest()
 
 
+def test_rows_are_not_kept_for_ever_for_a_write_to_a_lost_peer() -> None:
+    bench = Bench()
+    bench.asked()
+    effects = bench.offer()
+    bench.tick(5.0)
+    bench.tick(34.9)
+    assert bench.machine.balance().landed > 0
+    bench.tick(35.0)
+    assert bench.machine.balance().free == bench.machine.balance().capacity
+    assert bench.state() is RoomState.DRAINING
+    # Another item takes the memory; the write must not be said to have landed.
+    bench.offer(2, "other")
+    said = bench.wrote(effects)
+    assert [kind for _, kind, _, _ in answers(said)] == ["Refused"]
+    assert bench.machine.rooms() == {2: RoomState.OFFERED}
+
+
+def test_a_late_write_that_was_cancelled_takes_no_rows_from_others() -> None:
+    bench = Bench(ranks=2)
+    bench.asked(1, 1, rank=0)
+    bench.asked(1, 1, rank=1)
+    bench.offer()
+    bench.cancel(1, 1, rank=0)
+    for now in (10.0, 20.0, 29.9):
+        bench.now = now
+        for rank in (0, 1):
+            bench.hear(Ping(), rank)
+        bench.tick(now)
+    bench.tick(30.0)
+    assert bench.state() is RoomState.DRAINING
+    assert bench.machine.balance().landed > 0
+
+
+def test_other_rooms_keep_rows_that_a_lost_peer_is_being_written() -> None:
+    bench = Bench(ranks=2)
+    bench.asked(1, 1, rank=0)
+    bench.offer(1)
+    bench.claim(2)
+    bench.tick(5.0)
+    bench.tick(35.0)
+    assert bench.machine.balance().landed > 0
+    assert bench.state(2) is RoomState.OFFERED
+
+
 # --- skip, cancel, end, stop -----------------------------------------------------------
 
 
