@@ -135,9 +135,7 @@ class PrefillEngine:
         ]
         for part in self.parts:
             part.end()
-        self._segments = [
-            name for part in self.parts for name in part.call(sides.holdings).segments
-        ]
+        self.segments = [name for part in self.parts for name in part.call(sides.holdings).segments]
         self.head.call(sides.await_ranks, self.ranks)
         self._names = itertools.count()
 
@@ -159,7 +157,7 @@ class PrefillEngine:
         """What the tracker that all tests share would clear away, and complain, at their end."""
         if self.place.own_tracker:
             return
-        for name in self._segments:
+        for name in self.segments:
             (SHARED_DIRECTORY / name).unlink(missing_ok=True)
             resource_tracker.unregister(f"/{name}", "shared_memory")
 

@@ -24,9 +24,10 @@ from epd_connector.core.effects import RequestFailed
 from epd_connector.core.send import EncodeRank
 from epd_connector.hosts.vllm.setup import RankParts, make_head, make_rank
 from epd_connector.link.client import ask as ask_link
+from epd_connector.memory import tensors
 from epd_connector.memory.segment import SHARED_DIRECTORY
 from epd_connector.memory.slab import Balance
-from epd_connector.memory.tensors import Publisher, TensorRows
+from epd_connector.memory.tensors import Publisher, SlabMemory, TensorRows
 from epd_connector.protocol.codec import Codec
 from epd_connector.protocol.frames import Envelope, HostGone
 from epd_connector.runtime.head import HeadRuntime
@@ -73,6 +74,8 @@ class Holdings:
     """What a process holds that must not grow."""
 
     threads: tuple[str, ...]
+    tasks: int
+    """Threads of libraries, too."""
     descriptors: int
     segments: tuple[str, ...]
     """Files of shared memory that it made."""
@@ -86,6 +89,7 @@ def holdings(side: object) -> Holdings:
     mapped = [line for line in maps.splitlines() if "/dev/shm/epd-" in line and made not in line]
     return Holdings(
         tuple(sorted(thread.name for thread in threading.enumerate())),
+        len(os.listdir("/proc/self/task")),
         len(os.listdir("/proc/self/fd")),
         tuple(sorted(path.name for path in SHARED_DIRECTORY.glob(f"{made}*"))),
         len(mapped),
@@ -105,8 +109,8 @@ def tracker_pid(side: object) -> int:
 class HeldRows(TensorRows):
     """Rows whose staging a test can hold up."""
 
-    def __init__(self, rows: TensorRows) -> None:
-        super().__init__(rows._slab)
+    def __init__(self, slab: SlabMemory) -> None:
+        super().__init__(slab)
         self.open = threading.Event()
         self.open.set()
         self.waiting = 0
@@ -123,22 +127,17 @@ class Encode(EncodeSide):
 
     def __init__(self, host: HostConfig, place: Place) -> None:
         enter(place)
+        tensors.TensorRows = HeldRows  # type: ignore[misc]
         super().__init__(host)
-        for index, parts in enumerate(self.ranks):
-            assert parts.rows is not None
-            rows = HeldRows(parts.rows)
-            parts.runtime._rows = rows
-            self.ranks[index] = parts._replace(rows=rows)
 
     @property
     def machines(self) -> list[EncodeRank]:
         machines = [parts.runtime._sender for parts in self.ranks]
-        assert all(machine is not None for machine in machines)
-        return machines  # type: ignore[return-value]
+        return [machine for machine in machines if machine is not None]
 
     @property
     def rows(self) -> list[HeldRows]:
-        return [parts.rows for parts in self.ranks]  # type: ignore[misc]
+        return [parts.rows for parts in self.ranks if isinstance(parts.rows, HeldRows)]
 
 
 def tower(side: Encode, *items: Rows) -> None:
@@ -231,6 +230,11 @@ def await_ranks(side: Prefill, ranks: int) -> None:
 
 def control(side: Prefill | Encode) -> str:
     return side.head.control.removeprefix("tcp://")
+
+
+def link_name(side: Prefill | Encode) -> str:
+    """Where the head's own ranks reach it."""
+    return side.head._place.link
 
 
 def counters(side: Prefill | Encode) -> dict[str, float]:

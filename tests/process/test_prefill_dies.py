@@ -40,7 +40,7 @@ def test_encode_engine_lets_go(
 ) -> None:
     encode, busy = [
         engines.encode(
-            transport=transport, send_slab_bytes=LARGE + 4 * SMALL, offer_timeout_s=4, **SOON
+            transport=transport, send_slab_bytes=LARGE + 4 * SMALL, offer_timeout_s=2.5, **SOON
         )
         for _ in range(2)
     ]
@@ -76,7 +76,7 @@ def test_encode_engine_lets_go(
 @pytest.mark.parametrize("encode_ranks", [1, 2])
 def test_one_rank_of_two_is_killed(engines: Engines, transport: str, encode_ranks: int) -> None:
     encode = engines.encode(encode_ranks, transport=transport, **SOON)
-    extra = {"transport": transport, "receive_timeout_s": 4, "resolve_timeout_s": 1, **SOON}
+    extra = {"transport": transport, "receive_timeout_s": 2.5, "resolve_timeout_s": 1, **SOON}
     prefill, well = [engines.prefill(2, apart=True, extra=extra) for _ in range(2)]
     prefill.load(encode, item(SMALL))
     waiting = [prefill.ask(encode, item(size)) for size in (KIB, MIB, SMALL)]
