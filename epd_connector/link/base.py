@@ -26,12 +26,12 @@ _REMEDY = 'write "host:port", or "[address]:port" for IPv6, with a port from 1 t
 class Link(Protocol):
     """Frames to and from peers, at most once each, in order per peer while it stays connected.
 
-    A link never tells that a peer went away, and a frame that was accepted may still be lost
-    with its peer: liveness and retries belong to the machines above.
+    A frame that was accepted may still be lost with its peer: retries belong to the machines
+    above, and so does what a silence means. A link only tells what it sees of connections.
 
     A peer that connected to a listener gets its id with its first frame; a reply goes to that
-    id. The table of such peers is bounded: the one that was idle longest is forgotten, and is a
-    new peer when it sends again.
+    id. Each listener's table of such peers is bounded: the one that was idle longest is
+    forgotten, and is a new peer when it sends again.
 
     Every method belongs to one thread, the owner's, except :meth:`wake`.
     """
@@ -70,6 +70,24 @@ class Link(Protocol):
     def send(self, peer: PeerId, payload: bytes) -> bool:
         """Queue one frame; never blocks. False: the queue is full, the frame is larger than
         ``max_frame_bytes``, or the peer is unknown, disconnected or known to be gone."""
+        ...
+
+    def connected(self, peer: PeerId) -> bool:
+        """Whether the connection to a peer that this side dialed is up, as far as is known.
+        False for any other peer."""
+        ...
+
+    def take_broken(self) -> list[PeerId]:
+        """Dialed peers whose established connection broke since the last call, each once.
+
+        A connection that breaks ends the current or the next :meth:`wait`. The link goes on
+        dialing; what :meth:`disconnect` ends is not broken.
+        """
+        ...
+
+    def gone(self, peer: PeerId) -> bool:
+        """Whether the last :meth:`send` to an incoming peer found its connection gone, and it has
+        not been heard since. False for any other peer."""
         ...
 
     def wait(self, timeout_s: float | None) -> list[tuple[PeerId, bytes]]:

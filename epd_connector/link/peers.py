@@ -22,6 +22,7 @@ class IncomingPeers(Generic[K]):
         self._new_id = new_id
         self._ids: OrderedDict[K, PeerId] = OrderedDict()
         self._keys: dict[PeerId, K] = {}
+        self._gone: set[PeerId] = set()
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -31,10 +32,10 @@ class IncomingPeers(Generic[K]):
         peer = self._ids.get(key)
         if peer is not None:
             self._ids.move_to_end(key)
+            self._gone.discard(peer)
             return peer
         if len(self._ids) >= self._limit:
-            _, idle = self._ids.popitem(last=False)
-            del self._keys[idle]
+            self.forget(next(iter(self._ids.values())))
         peer = self._new_id()
         self._ids[key] = peer
         self._keys[peer] = key
@@ -46,11 +47,22 @@ class IncomingPeers(Generic[K]):
 
     def forget(self, peer: PeerId) -> None:
         """Drop ``peer``; an unknown one is ignored."""
+        self._gone.discard(peer)
         key = self._keys.pop(peer, None)
         if key is not None:
             del self._ids[key]
+
+    def lose(self, peer: PeerId) -> None:
+        """``peer`` was found to be gone; it keeps its id, should it come back."""
+        if peer in self._keys:
+            self._gone.add(peer)
+
+    def is_gone(self, peer: PeerId) -> bool:
+        """Whether ``peer`` was found to be gone and has not been heard since."""
+        return peer in self._gone
 
     def clear(self) -> None:
         """Drop every peer."""
         self._ids.clear()
         self._keys.clear()
+        self._gone.clear()

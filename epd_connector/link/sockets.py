@@ -71,7 +71,7 @@ def open_listener(
         listener.bind(where)
     except zmq.ZMQError as error:
         listener.close(linger=0)
-        raise _link_error("listen", endpoint, error) from error
+        raise link_error("listen", endpoint, error) from error
     if not endpoint.startswith("tcp://"):
         return listener, endpoint
     port = listener.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
@@ -81,8 +81,9 @@ def open_listener(
 def open_dialer(
     context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, identity: bytes, limits: Limits
 ) -> "zmq.Socket[bytes]":
-    """A DEALER that keeps dialing ``endpoint`` and queues meanwhile. LinkError if malformed.
+    """A DEALER that, once connected to ``endpoint``, keeps dialing it and queues meanwhile.
 
+    Not connected yet, so that a monitor sees all of it. LinkError if a socket cannot be had.
     ``identity``, of :func:`new_identity`, is what the listener knows this peer by.
     """
     dialer = _open(context, zmq.DEALER, endpoint, limits)
@@ -94,10 +95,9 @@ def open_dialer(
         # Only for IPv6 addresses: with it libzmq tries nothing but the IPv6 address of a name
         # that has both, though its listener may have only the IPv4 one.
         dialer.setsockopt(zmq.IPV6, int(_is_v6(endpoint)))
-        dialer.connect(endpoint)
     except zmq.ZMQError as error:
         dialer.close(linger=0)
-        raise _link_error("connect", endpoint, error) from error
+        raise link_error("connect", endpoint, error) from error
     return dialer
 
 
@@ -113,7 +113,7 @@ def _open(
     try:
         opened = context.socket(kind)
     except zmq.ZMQError as error:
-        raise _link_error("open", endpoint, error) from error
+        raise link_error("open", endpoint, error) from error
     opened.setsockopt(zmq.LINGER, 0)
     opened.setsockopt(zmq.SNDHWM, limits.send_queue)
     opened.setsockopt(zmq.RCVHWM, limits.send_queue)
@@ -144,7 +144,8 @@ def hard_limit(max_frame_bytes: int) -> int:
     return 2 * max_frame_bytes + 4096
 
 
-def _link_error(verb: str, endpoint: str, error: zmq.ZMQError) -> LinkError:
+def link_error(verb: str, endpoint: str, error: zmq.ZMQError) -> LinkError:
+    """What went wrong at ``endpoint``, and what a person can do about it."""
     remedy = _REMEDIES.get(error.errno or 0, "check control_host, bind_host and control_port")
     return LinkError(f"cannot {verb} at {endpoint!r} ({error.strerror}): {remedy}")
 

@@ -12,6 +12,7 @@ other peers see nothing of it.
 
 import contextlib
 import dataclasses
+import enum
 import itertools
 import logging
 import math
@@ -23,10 +24,12 @@ import zmq
 
 from epd_connector.errors import LinkError
 from epd_connector.link.base import PeerId
+from epd_connector.link.monitor import Monitor
 from epd_connector.link.peers import IncomingPeers
 from epd_connector.link.sockets import (
     IO_THREADS,
     Limits,
+    link_error,
     new_identity,
     open_dialer,
     open_listener,
@@ -41,6 +44,8 @@ _LONGEST_POLL_MS = 3_600_000
 _SHORTEST_POLL_S = 0.001
 _CLOSE_WAIT_S = 1.0
 _SOCKETS_SPARE = 64
+# The one that dials, and the two ends on which libzmq reports of its connection.
+_SOCKETS_PER_PEER = 3
 
 _log = logging.getLogger(__name__)
 
@@ -52,8 +57,17 @@ class _Dialed:
     endpoint: str
     identity: bytes
     socket: "zmq.Socket[bytes]"
+    monitor: Monitor
     quiet_since: float
     unanswered: int = 0  # frames accepted since quiet_since
+
+
+class _Sent(enum.Enum):
+    """What became of a frame."""
+
+    QUEUED = "queued"
+    FULL = "full"
+    GONE = "gone"
 
 
 class ZmqLink:
@@ -81,18 +95,18 @@ class ZmqLink:
         self._ids = itertools.count(1)
         self._waker: Waker | None = Waker()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(IO_THREADS)
-        self._context.set(zmq.MAX_SOCKETS, max_peers + _SOCKETS_SPARE)
+        self._context.set(zmq.MAX_SOCKETS, _SOCKETS_PER_PEER * max_peers + _SOCKETS_SPARE)
         self._poller = zmq.Poller()
         self._poller.register(self._waker.fd, zmq.POLLIN)
         self._waker_fd = self._waker.fd
         self._files: list[str] = []
-        self._listeners: set[zmq.Socket[bytes]] = set()
-        self._incoming: IncomingPeers[tuple[zmq.Socket[bytes], bytes]] = IncomingPeers(
-            max_peers, self._new_id
-        )
+        # A table per listener: strangers at one cannot push out the own ranks at another.
+        self._listeners: dict[zmq.Socket[bytes], IncomingPeers[bytes]] = {}
         self._dialed: dict[PeerId, _Dialed] = {}
         self._by_endpoint: dict[str, PeerId] = {}
         self._by_socket: dict[zmq.Socket[bytes], PeerId] = {}
+        self._by_monitor: dict[zmq.Socket[bytes], PeerId] = {}
+        self._broken: dict[PeerId, None] = {}
 
     @property
     def dropped(self) -> int:
@@ -106,7 +120,7 @@ class ZmqLink:
         """
         self._must_be_open(endpoint)
         listener, bound = open_listener(self._context, endpoint, self._limits)
-        self._listeners.add(listener)
+        self._listeners[listener] = IncomingPeers(self._max_peers, self._new_id)
         self._files += socket_files(bound)
         self._poller.register(listener, zmq.POLLIN)
         return bound
@@ -124,20 +138,22 @@ class ZmqLink:
                 "the limit; disconnect those that are gone"
             )
         identity = new_identity()
-        dialer = open_dialer(self._context, endpoint, identity, self._limits)
+        dialer, monitor = self._dial(endpoint, identity)
         peer = self._new_id()
-        self._dialed[peer] = _Dialed(endpoint, identity, dialer, time.monotonic())
+        self._dialed[peer] = _Dialed(endpoint, identity, dialer, monitor, time.monotonic())
         self._by_endpoint[endpoint] = peer
-        self._watch(peer, dialer)
+        self._watch(peer, self._dialed[peer])
         return peer
 
     def disconnect(self, peer: PeerId) -> None:
         """See :meth:`Link.disconnect`."""
-        self._incoming.forget(peer)
+        for table in self._listeners.values():
+            table.forget(peer)
         dialed = self._dialed.pop(peer, None)
         if dialed is not None:
             del self._by_endpoint[dialed.endpoint]
-            self._unwatch(dialed.socket)
+            self._broken.pop(peer, None)
+            self._unwatch(dialed)
 
     def send(self, peer: PeerId, payload: bytes) -> bool:
         """See :meth:`Link.send`. An incoming peer that is gone keeps its id, and can be reached
@@ -147,11 +163,29 @@ class ZmqLink:
         dialed = self._dialed.get(peer)
         if dialed is not None:
             return self._send_dialed(peer, dialed, payload)
-        key = self._incoming.key(peer)
-        if key is None:
-            return False
-        listener, identity = key
-        return _try_send(listener, [identity, payload])
+        for listener, table in self._listeners.items():
+            identity = table.key(peer)
+            if identity is None:
+                continue
+            sent = _try_send(listener, [identity, payload])
+            if sent is _Sent.GONE:
+                table.lose(peer)
+            return sent is _Sent.QUEUED
+        return False
+
+    def connected(self, peer: PeerId) -> bool:
+        """See :meth:`Link.connected`. As of the last :meth:`wait`."""
+        dialed = self._dialed.get(peer)
+        return dialed is not None and dialed.monitor.up
+
+    def take_broken(self) -> list[PeerId]:
+        """See :meth:`Link.take_broken`."""
+        broken, self._broken = list(self._broken), {}
+        return broken
+
+    def gone(self, peer: PeerId) -> bool:
+        """See :meth:`Link.gone`."""
+        return any(table.is_gone(peer) for table in self._listeners.values())
 
     def wait(self, timeout_s: float | None) -> list[tuple[PeerId, bytes]]:
         """See :meth:`Link.wait`. The deadline is kept to well under a millisecond; in the last
@@ -188,12 +222,14 @@ class ZmqLink:
         for path in self._files:
             with contextlib.suppress(OSError):
                 os.unlink(path)
+        for dialed in self._dialed.values():
+            dialed.monitor.close()
         for opened in [*self._listeners, *self._by_socket]:
             opened.close(linger=0)
-        for table in (self._dialed, self._by_endpoint, self._by_socket):
+        for table in (self._dialed, self._by_endpoint, self._by_socket, self._by_monitor):
             table.clear()
         self._listeners.clear()
-        self._incoming.clear()
+        self._broken.clear()
         # Terminating joins the I/O threads, and one of them may be stuck in a name look-up.
         term = threading.Thread(target=self._context.term, name="epd-link-close", daemon=True)
         term.start()
@@ -208,19 +244,35 @@ class ZmqLink:
         if self._closed:
             raise LinkError(f"cannot use {endpoint!r}: this link is closed")
 
-    def _watch(self, peer: PeerId, dialer: "zmq.Socket[bytes]") -> None:
-        self._by_socket[dialer] = peer
-        self._poller.register(dialer, zmq.POLLIN)
+    def _dial(self, endpoint: str, identity: bytes) -> tuple["zmq.Socket[bytes]", Monitor]:
+        dialer = open_dialer(self._context, endpoint, identity, self._limits)
+        monitor = Monitor(dialer)
+        try:
+            dialer.connect(endpoint)
+        except zmq.ZMQError as error:
+            monitor.close()
+            dialer.close(linger=0)
+            raise link_error("connect", endpoint, error) from error
+        return dialer, monitor
 
-    def _unwatch(self, dialer: "zmq.Socket[bytes]") -> None:
-        del self._by_socket[dialer]
-        self._poller.unregister(dialer)
-        dialer.close(linger=0)
+    def _watch(self, peer: PeerId, dialed: _Dialed) -> None:
+        self._by_socket[dialed.socket] = peer
+        self._by_monitor[dialed.monitor.socket] = peer
+        for source in (dialed.socket, dialed.monitor.socket):
+            self._poller.register(source, zmq.POLLIN)
+
+    def _unwatch(self, dialed: _Dialed) -> None:
+        del self._by_socket[dialed.socket], self._by_monitor[dialed.monitor.socket]
+        for source in (dialed.socket, dialed.monitor.socket):
+            self._poller.unregister(source)
+        dialed.monitor.close()
+        dialed.socket.close(linger=0)
 
     def _send_dialed(self, peer: PeerId, dialed: _Dialed, payload: bytes) -> bool:
-        if not _try_send(dialed.socket, [payload]) and not (
-            self._revived(peer, dialed) and _try_send(dialed.socket, [payload])
-        ):
+        sent = _try_send(dialed.socket, [payload])
+        if sent is not _Sent.QUEUED and self._revived(peer, dialed):
+            sent = _try_send(dialed.socket, [payload])
+        if sent is not _Sent.QUEUED:
             return False
         dialed.unanswered += 1
         return True
@@ -237,14 +289,15 @@ class ZmqLink:
         if full or now - dialed.quiet_since < self._deaf_after_s:
             return False
         try:
-            dialer = open_dialer(self._context, dialed.endpoint, dialed.identity, self._limits)
+            dialer, monitor = self._dial(dialed.endpoint, dialed.identity)
         except LinkError as error:
             _log.warning("link: cannot dial anew: %s", error)
             dialed.quiet_since = now
             return False
-        self._unwatch(dialed.socket)
-        dialed.socket, dialed.quiet_since, dialed.unanswered = dialer, now, 0
-        self._watch(peer, dialer)
+        self._unwatch(dialed)
+        dialed.socket, dialed.monitor = dialer, monitor
+        dialed.quiet_since, dialed.unanswered = now, 0
+        self._watch(peer, dialed)
         return True
 
     def _poll(self, timeout_s: float) -> list["zmq.Socket[bytes]"]:
@@ -267,11 +320,17 @@ class ZmqLink:
             return None
         ready: list[zmq.Socket[bytes]] = []
         for source, _ in events:
-            if isinstance(source, zmq.Socket):
+            if source in self._by_monitor:
+                self._hear_of(self._by_monitor[source])
+            elif isinstance(source, zmq.Socket):
                 ready.append(source)
             elif self._waker is not None:
                 self._waker.clear()
         return ready
+
+    def _hear_of(self, peer: PeerId) -> None:
+        if self._dialed[peer].monitor.read():
+            self._broken[peer] = None
 
     def _read(self, source: "zmq.Socket[bytes]", frames: list[tuple[PeerId, bytes]]) -> bool:
         """Take one message of ``source``; False if it has none."""
@@ -287,7 +346,7 @@ class ZmqLink:
         if several or len(payload) > self._limits.max_frame_bytes:
             self._dropped += 1
             return True
-        peer = self._incoming.heard((source, identity)) if routed else self._answered(source)
+        peer = self._listeners[source].heard(identity) if routed else self._answered(source)
         frames.append((peer, payload))
         return True
 
@@ -299,13 +358,13 @@ class ZmqLink:
         return peer
 
 
-def _try_send(target: "zmq.Socket[bytes]", parts: list[bytes]) -> bool:
+def _try_send(target: "zmq.Socket[bytes]", parts: list[bytes]) -> _Sent:
     try:
         target.send_multipart(parts, zmq.NOBLOCK)
     except zmq.Again:
-        return False
+        return _Sent.FULL
     except zmq.ZMQError as error:
         if error.errno != zmq.EHOSTUNREACH:
             raise
-        return False
-    return True
+        return _Sent.GONE
+    return _Sent.QUEUED

@@ -132,7 +132,7 @@ class TensorRows:
             return self._serial
 
     def stage(self, token: int, offset: int, nbytes: int) -> None:
-        """See ``runtime.rank.RowStore``. On a staging thread; returns when all is copied."""
+        """See ``runtime.staging.RowStore``. On a staging thread; returns when all is copied."""
         with self._lock:
             held = self._held.pop(token)
         source = held.tensor.detach()

@@ -33,6 +33,7 @@ from epd_connector.protocol.frames import (
     AnyFrame,
     Envelope,
     HeadUp,
+    HostGone,
     Identify,
     Inspect,
     Open,
@@ -45,8 +46,9 @@ from epd_connector.protocol.frames import (
     Tally,
 )
 from epd_connector.runtime.loop import Loop
-from epd_connector.runtime.own_ranks import OwnRanks
+from epd_connector.runtime.own_ranks import BEAT_S, OwnRanks
 from epd_connector.runtime.switchboard import Switchboard
+from epd_connector.runtime.tallies import Tallies
 from epd_connector.stats import Counters
 
 logger = logging.getLogger(__name__)
@@ -88,9 +90,7 @@ class HeadRuntime:
         self._encode = encode
         self._prefill = prefill
         self._counters = Counters()
-        self._totals = Counters()
-        self._interval = Counters()
-        self._news = False
+        self._tallies = Tallies()
         self._failures: deque[str] = deque(maxlen=MAX_FAILURES)
         self._switch = Switchboard(link, codec, place.incarnation, self._counters)
         self._to_ranks = Switchboard(link, codec, place.link_token, self._counters)
@@ -101,6 +101,7 @@ class HeadRuntime:
         self._lock = threading.Lock()
         self._outcomes: deque[Outcome] = deque()
         self._control = ""
+        self._beat_at = 0.0
         self._closed = False
 
     # --- any thread -------------------------------------------------------------------
@@ -114,7 +115,8 @@ class HeadRuntime:
         self._loop.start()
 
     def close(self, timeout_s: float) -> None:
-        """Gives up every request, tells who waits, ends the thread."""
+        """Gives up every request, tells who waits, ends the thread. Waits up to ``timeout_s``
+        for the own ranks to say that nothing writes to them, and for skips to be heard."""
         if self._closed:
             return
         self._closed = True
@@ -193,12 +195,11 @@ class HeadRuntime:
 
         Called in every engine step, so without news it costs nothing.
         """
-        if not self._news:
+        if not self._tallies.news:
             return None
         with self._lock:
             self._collect()
-            self._news = False
-            return self._interval.take()
+            return self._tallies.take()
 
     def _decided(self, effects: list[Effect]) -> None:
         """Queues effects in the order of the decisions, whichever thread made them.
@@ -206,7 +207,7 @@ class HeadRuntime:
         Held under the lock: were an Abandon to overtake the Open that it takes back, ranks
         would let peers write into a region that has another tenant.
         """
-        self._news = True
+        self._tallies.news = True
         for effect in effects:
             if isinstance(effect, RequestFailed | EncodeLocally):
                 self._outcomes.append(effect)
@@ -218,7 +219,7 @@ class HeadRuntime:
     def _idle(self) -> bool:
         assert self._prefill is not None
         with self._lock:
-            return self._prefill.idle()
+            return self._prefill.idle() and not self._prefill.skips_unanswered()
 
     # --- the loop's thread ------------------------------------------------------------
 
@@ -245,7 +246,12 @@ class HeadRuntime:
                 due = self._prefill.next_deadline()
                 if due is not None and due <= now:
                     self._decided(self._prefill.handle(admission.Tick(), now))
+            for where in self._switch.take_broken():
+                event = admission.Broken(where.removeprefix("tcp://"))
+                with self._lock:
+                    self._decided(self._prefill.handle(event, now))
         self._ranks.retry()
+        self._look_after_ranks(now)
         self._carry_out()
 
     def next_wait(self, now: float) -> float | None:
@@ -254,6 +260,8 @@ class HeadRuntime:
             # One before them could not be carried out.
             return 0.0
         waits = [self._ranks.next_wait()]
+        if self._receiving():
+            waits.append(max(0.0, self._beat_at - now))
         if self._prefill is not None:
             with self._lock:
                 due = self._prefill.next_deadline()
@@ -279,7 +287,7 @@ class HeadRuntime:
         elif isinstance(frame, Tally):
             self._failures.extend(frame.failures)
             with self._lock:
-                self._count(Counters.from_peer(frame.counters, frame.encoded_to_landed_s))
+                self._tallies.count(Counters.from_peer(frame.counters, frame.encoded_to_landed_s))
         elif self._prefill is not None:
             with self._lock:
                 self._decided(self._prefill.handle(admission.FromRank(rank, frame), now))
@@ -306,6 +314,10 @@ class HeadRuntime:
         match envelope.frame:
             case Inspect():
                 self._switch.reply(peer, envelope.sender, self._report())
+            case HostGone(host=host) if self._prefill is not None:
+                logger.warning("host %s is said to be dead: nothing there writes any more", host)
+                self._tell_ranks(envelope.frame)
+                self._switch.reply(peer, envelope.sender, envelope.frame)
             case Identify() | SkipRooms() | RoomReceivers() if self._encode is not None:
                 event = FromPeer(peer, envelope.sender, envelope.frame)
                 with self._lock:
@@ -316,24 +328,20 @@ class HeadRuntime:
     def _report(self) -> Report:
         with self._lock:
             self._collect()
+        totals = self._tallies.totals
         return Report(
             role=self._place.role,
             fingerprint=self._place.fingerprint,
             ranks_up=self._ranks.up(),
-            counters={name: float(n) for name, n in self._totals.counts().items()},
-            encoded_to_landed_s=tuple(self._totals.encoded_to_landed_s),
+            counters={name: float(n) for name, n in totals.counts().items()},
+            encoded_to_landed_s=tuple(totals.encoded_to_landed_s),
             failures=tuple(self._failures),
         )
 
     def _collect(self) -> None:
-        self._count(self._counters.take())
+        self._tallies.count(self._counters.take())
         if self._prefill is not None:
-            self._count(self._prefill.counters.take())
-
-    def _count(self, counted: Counters) -> None:
-        self._news = True
-        self._totals.merge(counted)
-        self._interval.merge(counted)
+            self._tallies.count(self._prefill.counters.take())
 
     def _carry_out(self) -> None:
         while self._effects:
@@ -351,6 +359,27 @@ class HeadRuntime:
                     text = f"{subject}: {failure}"
                     self._failures.append(text[:500])
                     logger.warning("%s", text)
+
+    def _receiving(self) -> bool:
+        return self._prefill is not None and bool(self._prefill.transfers())
+
+    def _look_after_ranks(self, now: float) -> None:
+        """A rank whose process has ended receives nothing: what waits for it fails at once.
+
+        Its regions stay as they are: in a slab that all ranks share, its writer may go on.
+        """
+        due = now >= self._beat_at
+        if due or not self._receiving():
+            self._beat_at = now + BEAT_S
+        if not due or not self._receiving():
+            return
+        assert self._prefill is not None
+        for rank, failure in self._ranks.lost():
+            logger.error("%s", failure)
+            with self._lock:
+                rooms = list(self._prefill.transfers())
+            for room in rooms:
+                self._as_rank(rank, RoomFailed(room, failure))
 
     def _tell_ranks(self, frame: AnyFrame) -> None:
         for rank, failure in self._ranks.tell(frame):

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A head's lines to the ranks of its own engine: who is up, and what they are still to hear.
 
-Owns how each rank is reached, and the words that found a rank's queue full. Does not own
-what is said or what follows from it. Used by the head's loop thread only.
+Owns how each rank is reached, whether its process is still there, and the words that found a
+rank's queue full. Does not own what is said or what follows from it. Used by the head's loop
+thread only.
 """
 
 import logging
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 from epd_connector.errors import Code, Failure
 from epd_connector.link.base import PeerId
-from epd_connector.protocol.frames import AnyFrame, Open
+from epd_connector.protocol.frames import AnyFrame, HeadUp, Open
 from epd_connector.runtime.switchboard import Switchboard
 
 logger = logging.getLogger(__name__)
@@ -20,6 +21,8 @@ logger = logging.getLogger(__name__)
 RETRY_S = 0.05
 """Seconds between two attempts to say what found a rank's queue full: nothing tells when
 there is room again."""
+BEAT_S = 1.0
+"""Seconds between two looks at whether the ranks are still there, while rooms are open."""
 MAX_WAITING = 1 << 16
 """Words that wait for one rank, at most: one for each of as many rooms as a head has open."""
 
@@ -33,10 +36,15 @@ class Missed(NamedTuple):
 
 @dataclass(slots=True)
 class _Line:
-    """How a rank is reached, and what it is to hear as soon as its queue has room."""
+    """How a rank is reached, and what it is to hear as soon as its queue has room.
 
+    ``lost``: the connection that it made is gone; if it lives, it makes another and speaks.
+    """
+
+    rank: int
     peer: PeerId
     incarnation: int
+    lost: bool = False
     waiting: deque[AnyFrame] = field(default_factory=deque)
 
 
@@ -47,6 +55,7 @@ class OwnRanks:
         self._count = count
         self._switch = switch
         self._lines: dict[int, _Line] = {}
+        self._news: list[_Line] = []
 
     def up(self) -> int:
         """How many ranks have announced themselves."""
@@ -56,15 +65,15 @@ class OwnRanks:
         """Rank ``rank`` is up and reached as ``peer``; False where there is no such rank."""
         if rank >= self._count:
             return False
-        line = self._lines.setdefault(rank, _Line(peer, incarnation))
-        line.peer, line.incarnation = peer, incarnation
+        line = self._lines.setdefault(rank, _Line(rank, peer, incarnation))
+        line.peer, line.incarnation, line.lost = peer, incarnation, False
         return True
 
     def heard(self, peer: PeerId, incarnation: int) -> int | None:
         """Which rank of ``incarnation`` spoke as ``peer``: it is reached so from now on."""
         for rank, line in self._lines.items():
             if line.incarnation == incarnation:
-                line.peer = peer
+                line.peer, line.lost = peer, False
                 return rank
         return None
 
@@ -83,12 +92,23 @@ class OwnRanks:
                 missed.append(Missed(rank, Failure(Code.UNREACHABLE, reason)))
             elif not line.waiting and self._say(line, frame):
                 continue
+            elif line.lost:
+                missed.append(Missed(rank, _lost(rank)))
             elif isinstance(frame, Open):
                 reason = f"the queue of frames to rank {rank} of this engine is full"
                 missed.append(Missed(rank, Failure(Code.OVERLOADED, reason)))
             else:
                 self._wait(rank, line, frame)
         return missed
+
+    def lost(self) -> list[Missed]:
+        """Looks whether the ranks are still there; those that have been lost since the last
+        look, each once."""
+        for line in self._lines.values():
+            if not line.lost and not line.waiting:
+                self._say(line, HeadUp())
+        news, self._news = self._news, []
+        return [Missed(line.rank, _lost(line.rank)) for line in news if line.lost]
 
     def retry(self) -> None:
         """Says what waits, as far as there is room for it."""
@@ -101,7 +121,14 @@ class OwnRanks:
         return RETRY_S if any(line.waiting for line in self._lines.values()) else None
 
     def _say(self, line: _Line, frame: AnyFrame) -> bool:
-        return self._switch.reply(line.peer, line.incarnation, frame)
+        if self._switch.reply(line.peer, line.incarnation, frame):
+            return True
+        if self._switch.gone(line.peer) and not line.lost:
+            # What waits would end what its process did, which has ended with it.
+            line.lost = True
+            line.waiting.clear()
+            self._news.append(line)
+        return False
 
     def _wait(self, rank: int, line: _Line, frame: AnyFrame) -> None:
         if len(line.waiting) < MAX_WAITING:
@@ -114,3 +141,8 @@ class OwnRanks:
             MAX_WAITING,
             frame,
         )
+
+
+def _lost(rank: int) -> Failure:
+    reason = f"rank {rank} of this engine is gone: its worker process has ended"
+    return Failure(Code.PEER_DEAD, reason)

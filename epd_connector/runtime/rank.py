@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from epd_connector.core import receive, send
 from epd_connector.core.effects import (
@@ -20,6 +19,7 @@ from epd_connector.core.effects import (
     ForgetSession,
     Hangup,
     Noted,
+    Probe,
     Reply,
     Send,
     Stage,
@@ -32,12 +32,10 @@ from epd_connector.core.send_events import (
     FromPeer,
     SendEvent,
     Staged,
-    Wrote,
     from_head,
 )
 from epd_connector.core.send_events import Stop as StopSending
 from epd_connector.core.send_events import Tick as SendTick
-from epd_connector.errors import Code, Failure
 from epd_connector.link.base import Link, PeerId, endpoint
 from epd_connector.protocol.codec import Codec
 from epd_connector.protocol.frames import (
@@ -47,6 +45,7 @@ from epd_connector.protocol.frames import (
     EndRoom,
     Envelope,
     HeadUp,
+    HostGone,
     Open,
     RankUp,
     RoomLoaded,
@@ -55,10 +54,12 @@ from epd_connector.protocol.frames import (
 )
 from epd_connector.rows import serving_rank
 from epd_connector.runtime.loop import Loop
+from epd_connector.runtime.prober import Prober
+from epd_connector.runtime.staging import RowStore, Staging
 from epd_connector.runtime.switchboard import Switchboard
+from epd_connector.runtime.writes import Writes
 from epd_connector.stats import Counters
-from epd_connector.transport.base import Span, Transport, WriteState
-from epd_connector.transport.workers import Job, Workers
+from epd_connector.transport.base import Transport
 
 logger = logging.getLogger(__name__)
 
@@ -69,19 +70,6 @@ ANNOUNCE_S = 0.2
 KEEP_S = 30.0
 """Seconds between two to one that has: its link forgets the peer that was silent longest."""
 MAX_FAILURES = 64
-
-
-class RowStore(Protocol):
-    """The rows behind tokens: tensors of the engine, held until they are staged."""
-
-    def stage(self, token: int, offset: int, nbytes: int) -> None:
-        """Copies the rows of ``token`` to ``offset`` of the send slab, and lets go of them.
-
-        Returns when the copy is complete, also on a device. Called on a staging thread.
-        """
-
-    def drop(self, token: int) -> None:
-        """Lets go of the rows of ``token``. Any thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +84,7 @@ class Shutdown:
     """The rank is closing: withdraw and refuse everything."""
 
 
-RankPost = Claim | Encoded | Staged | Loaded | Shutdown
+RankPost = Claim | Encoded | Staged | Loaded | receive.Probed | Shutdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +119,13 @@ class RankRuntime:
         self.counters = Counters()
         self._place = place
         self._link = link
-        self._transports = dict(transports)
+        self._writes = Writes(transports)
         self._sender = sender
         self._receiver = receiver
-        self._rows = rows
         self._switch = Switchboard(link, codec, place.incarnation, self.counters, kept=place.head)
         self._loop: Loop[RankPost] = Loop(f"epd-rank-{place.rank}", link, self)
-        self._movers = Workers("epd-stage", threads=staging_threads, backlog=65536)
-        self._writes: dict[tuple[str, int], int] = {}
+        self._staging = Staging(rows, staging_threads, self._report_staged)
+        self._prober = Prober()
         self._failures: deque[str] = deque(maxlen=MAX_FAILURES)
         self._effects: deque[Effect] = deque()
         self._endpoint = ""
@@ -155,8 +142,7 @@ class RankRuntime:
             bound = self._link.listen(self._place.listen)
             port = int(bound.rpartition(":")[2])
             self._endpoint = endpoint(self._place.advertised_host, port)
-        for transport in self._transports.values():
-            transport.set_waker(self._loop.wake)
+        self._writes.set_waker(self._loop.wake)
         self._loop.start()
 
     def post(self, post: RankPost) -> bool:
@@ -173,14 +159,16 @@ class RankRuntime:
         while not self._quiet() and time.monotonic() < deadline:
             time.sleep(0.01)
         self._loop.stop(timeout_s)
-        self._movers.close(timeout_s)
-        for transport in self._transports.values():
-            transport.close()
+        self._staging.close(timeout_s)
+        self._prober.close(timeout_s)
+        self._writes.close()
         self._link.close()
 
     def _quiet(self) -> bool:
         idle = self._receiver is None or self._receiver.idle()
-        return idle and not self._writes and (self._sender is None or self._sender.idle())
+        return (
+            idle and not self._writes.in_flight() and (self._sender is None or self._sender.idle())
+        )
 
     # --- the loop's thread ------------------------------------------------------------
 
@@ -189,6 +177,8 @@ class RankRuntime:
         match post:
             case Loaded(room=room):
                 self._tell_head(RoomLoaded(room))
+            case receive.Probed():
+                self._drive_receiver(post, now)
             case Shutdown():
                 self._drive_sender(StopSending(), now)
                 self._drive_receiver(receive.Stop(), now)
@@ -217,9 +207,10 @@ class RankRuntime:
         self._carry_out()
         if now >= self._announce_at:
             self._announce(now)
-        for name, transport in self._transports.items():
-            if transport.in_flight():
-                self._collect(name, transport, now)
+        for where in self._switch.take_broken():
+            self._drive_receiver(receive.Broken(where), now)
+        for wrote in self._writes.ended():
+            self._drive_sender(wrote, now)
         if self._sender is not None and _due(self._sender.next_deadline(), now):
             self._drive_sender(SendTick(), now)
         if self._receiver is not None and _due(self._receiver.next_deadline(), now):
@@ -238,10 +229,8 @@ class RankRuntime:
             self._announce_at,
         ]
         waits = [when - now for when in times if when is not None]
-        for transport in self._transports.values():
-            if transport.poll_interval_s is not None and transport.in_flight():
-                waits.append(transport.poll_interval_s)
-        return min(waits, default=None)
+        poll = self._writes.next_poll(now)
+        return min(waits if poll is None else [*waits, poll], default=None)
 
     def on_error(self) -> None:
         """See ``loop.Driver``."""
@@ -264,6 +253,8 @@ class RankRuntime:
                 self._drive_receiver(receive.Opened(frame, self._choose(frame)), now)
             case Abandon(room=room):
                 self._drive_receiver(receive.Abandoned(room), now)
+            case HostGone(host=host):
+                self._drive_receiver(receive.Gone(host), now)
             case EndRoom() | DropRoom() | RoomReceivers():
                 self._drive_sender(from_head(frame), now)
             case _:
@@ -274,11 +265,7 @@ class RankRuntime:
         assert self._receiver is not None
         settings = self._receiver.settings
         server = serving_rank(settings.rank, settings.ranks, len(frame.senders))
-        adverts = frame.senders[server].adverts
-        for name, transport in self._transports.items():
-            if name in adverts and name in settings.sessions and transport.reaches(adverts[name]):
-                return name
-        return None
+        return self._writes.choose(frame.senders[server].adverts, settings.sessions)
 
     def _announce(self, now: float) -> None:
         receiver = self._receiver
@@ -286,20 +273,11 @@ class RankRuntime:
             RankUp(
                 rank=self._place.rank,
                 endpoint=self._endpoint,
-                adverts={name: t.advert() for name, t in self._transports.items()},
+                adverts=self._writes.adverts(),
                 receive_nbytes=receiver.settings.slab_nbytes if receiver is not None else 0,
             )
         )
         self._announce_at = now + (KEEP_S if self._head_heard else ANNOUNCE_S)
-
-    def _collect(self, name: str, transport: Transport, now: float) -> None:
-        for completion in transport.poll():
-            write = self._writes.pop((name, completion.handle), None)
-            if write is None:
-                continue
-            failed = completion.state is WriteState.FAILED
-            failure = Failure(Code.WRITE_FAILED, f"{name}: {completion.reason}")
-            self._drive_sender(Wrote(write, failure if failed else None), now)
 
     def _drive_sender(self, event: SendEvent, now: float) -> None:
         if self._sender is not None:
@@ -331,49 +309,36 @@ class RankRuntime:
                 case Write():
                     self._write(effect)
                 case Stage():
-                    self._stage(effect)
+                    self._staging.start(effect)
                 case DropRows(token=token):
-                    assert self._rows is not None
-                    self._rows.drop(token)
+                    self._staging.drop(token)
                 case ForgetSession(transport=name, session=session):
-                    if name in self._transports:
-                        self._transports[name].forget(session)
+                    self._writes.forget(name, session)
+                case Probe(endpoint=where):
+                    self._probe(where)
                 case Noted(subject=subject, failure=failure):
                     self._note(f"{subject}: {failure}")
 
     def _write(self, effect: Write) -> None:
-        transport = self._transports.get(effect.transport)
-        if transport is None:
-            names = ", ".join(self._transports) or "none"
-            reason = f"transport {effect.transport!r} is not one of this rank's: {names}"
-            failure = Failure(Code.WRITE_FAILED, reason)
-            self._drive_sender(Wrote(effect.write, failure), time.monotonic())
-            return
-        span = Span(effect.source, effect.destination, effect.nbytes)
-        handle = transport.write(effect.session, (span,))
-        self._writes[effect.transport, handle] = effect.write
+        now = time.monotonic()
+        wrote = self._writes.start(effect, now)
+        if wrote is not None:
+            self._drive_sender(wrote, now)
 
-    def _stage(self, effect: Stage) -> None:
-        job = Job(lambda: self._run_stage(effect), lambda: self._abandon_stage(effect))
-        if not self._movers.submit(effect.copy, job):
-            self._abandon_stage(effect)
+    def _probe(self, where: str) -> None:
+        """Whoever is still connected, as far as is known, is not gone."""
 
-    def _run_stage(self, effect: Stage) -> None:
-        """On a staging thread."""
-        assert self._rows is not None
-        failure = None
-        try:
-            self._rows.stage(effect.token, effect.offset, effect.nbytes)
-        except Exception as error:
-            logger.exception("staging %d bytes failed", effect.nbytes)
-            failure = Failure(Code.ENCODE_FAILED, f"staging {effect.nbytes} bytes failed: {error}")
-        self._loop.post(Staged(effect.copy, failure), bounded=False)
+        def answer(refused: bool) -> None:
+            self._loop.post(receive.Probed(where, refused), bounded=False)
 
-    def _abandon_stage(self, effect: Stage) -> None:
-        assert self._rows is not None
-        self._rows.drop(effect.token)
-        failure = Failure(Code.OVERLOADED, "too many copies wait to be staged")
-        self._loop.post(Staged(effect.copy, failure), bounded=False)
+        if self._switch.connected(where):
+            answer(False)
+        else:
+            self._prober.probe(where, answer)
+
+    def _report_staged(self, staged: Staged) -> None:
+        """On a staging thread, mostly."""
+        self._loop.post(staged, bounded=False)
 
     def _note(self, text: str) -> None:
         self._failures.append(text[:500])

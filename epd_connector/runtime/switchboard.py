@@ -78,6 +78,20 @@ class Switchboard:
             del self._endpoints[peer]
             self._link.disconnect(peer)
 
+    def connected(self, endpoint: str) -> bool:
+        """Whether the connection to ``endpoint`` is established, as far as is known."""
+        peer = self._peers.get(endpoint)
+        return peer is not None and self._link.connected(peer)
+
+    def gone(self, peer: PeerId) -> bool:
+        """Whether the last frame to a peer that came by itself found its connection gone."""
+        return self._link.gone(peer)
+
+    def take_broken(self) -> list[str]:
+        """Endpoints whose connection broke since the last call. The link goes on dialing."""
+        known = (self._endpoints.get(peer) for peer in self._link.take_broken())
+        return [endpoint for endpoint in known if endpoint is not None]
+
     def endpoint_of(self, peer: PeerId) -> str | None:
         """The endpoint that this process connected to, or None for a peer that came by itself."""
         return self._endpoints.get(peer)

@@ -84,6 +84,7 @@ class _Connection:
     to_server: _Way = dataclasses.field(default_factory=_Way)
     to_client: _Way = dataclasses.field(default_factory=_Way)
     open: bool = True
+    up: bool = False
 
 
 class MemoryNetwork:
@@ -144,6 +145,9 @@ class MemoryNetwork:
                 f"cannot listen at {endpoint!r}: it is in use: choose another control_port"
             )
         self._listening[endpoint] = link
+        for connection in self._connections:
+            if connection.endpoint == endpoint:
+                connection.up = True
         return endpoint
 
     def _put(self, way: _Way, source: str, destination: str, payload: bytes) -> None:
@@ -170,6 +174,8 @@ class MemoryNetwork:
                 if connection.endpoint == endpoint:
                     connection.to_server.frames.clear()
                     connection.to_client.frames.clear()
+                    connection.up = False
+                    connection.client._broken[connection.peer] = None
         for connection in [c for c in self._connections if c.client is link]:
             self._hang_up(connection)
 
@@ -207,7 +213,8 @@ class MemoryLink:
         self._closed = False
         self._turn = 0
         self._ids = itertools.count(1)
-        self._incoming: IncomingPeers[_Connection] = IncomingPeers(max_peers, self._new_id)
+        self._incoming: dict[str, IncomingPeers[_Connection]] = {}
+        self._broken: dict[PeerId, None] = {}
         self._dialed: dict[PeerId, _Connection] = {}
 
     @property
@@ -222,6 +229,7 @@ class MemoryLink:
         bound = self._network._bind(endpoint, self)
         if first:
             self.name = bound
+        self._incoming[bound] = IncomingPeers(self._max_peers, self._new_id)
         return bound
 
     def connect(self, endpoint: str) -> PeerId:
@@ -234,12 +242,15 @@ class MemoryLink:
             raise LinkError(f"cannot connect to {endpoint!r}: the limit is {self._max_peers} peers")
         peer = self._new_id()
         self._dialed[peer] = _Connection(self, endpoint, peer)
+        self._dialed[peer].up = endpoint in self._network._listening
         self._network._connections.append(self._dialed[peer])
         return peer
 
     def disconnect(self, peer: PeerId) -> None:
         """See :meth:`Link.disconnect`."""
-        self._incoming.forget(peer)
+        for table in self._incoming.values():
+            table.forget(peer)
+        self._broken.pop(peer, None)
         connection = self._dialed.pop(peer, None)
         if connection is not None:
             self._network._hang_up(connection)
@@ -247,8 +258,11 @@ class MemoryLink:
     def send(self, peer: PeerId, payload: bytes) -> bool:
         """See :meth:`Link.send`."""
         dialed = self._dialed.get(peer)
-        connection = dialed or self._incoming.key(peer)
-        if connection is None or not connection.open or len(payload) > self._max_frame_bytes:
+        connection = dialed or self._served(peer)
+        if connection is None or len(payload) > self._max_frame_bytes:
+            return False
+        if not connection.open:
+            self._incoming[connection.endpoint].lose(peer)
             return False
         way = connection.to_server if dialed else connection.to_client
         if len(way.frames) >= self._send_queue:
@@ -257,6 +271,20 @@ class MemoryLink:
         source = self.name if dialed else connection.endpoint
         self._network._put(way, source, destination, payload)
         return True
+
+    def connected(self, peer: PeerId) -> bool:
+        """See :meth:`Link.connected`."""
+        connection = self._dialed.get(peer)
+        return connection is not None and connection.up
+
+    def take_broken(self) -> list[PeerId]:
+        """See :meth:`Link.take_broken`."""
+        broken, self._broken = list(self._broken), {}
+        return broken
+
+    def gone(self, peer: PeerId) -> bool:
+        """See :meth:`Link.gone`."""
+        return any(table.is_gone(peer) for table in self._incoming.values())
 
     def wait(self, timeout_s: float | None) -> list[tuple[PeerId, bytes]]:
         """What has arrived by now, at most a batch; never blocks, whatever ``timeout_s`` is."""
@@ -285,6 +313,12 @@ class MemoryLink:
         self._network._gone(self)
         self._dialed.clear()
         self._incoming.clear()
+        self._broken.clear()
+
+    def _served(self, peer: PeerId) -> _Connection | None:
+        """The connection of an incoming peer, if it is known."""
+        found = (table.key(peer) for table in self._incoming.values())
+        return next((connection for connection in found if connection is not None), None)
 
     def _new_id(self) -> PeerId:
         return PeerId(next(self._ids))
@@ -302,6 +336,8 @@ class MemoryLink:
         if len(payload) > self._max_frame_bytes:
             self._dropped += 1
             return True
-        served = way is connection.to_server
-        frames.append((self._incoming.heard(connection) if served else connection.peer, payload))
+        if way is connection.to_server:
+            frames.append((self._incoming[connection.endpoint].heard(connection), payload))
+        else:
+            frames.append((connection.peer, payload))
         return True

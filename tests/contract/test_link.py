@@ -357,3 +357,94 @@ def test_closed_link_takes_and_gives_nothing(world: World) -> None:
             link.connect("tcp://127.0.0.1:9")
         with pytest.raises(LinkError, match="closed"):
             link.listen(world.endpoint())
+
+
+# --- what is seen of connections ------------------------------------------------------------
+
+
+def dialed(world: World) -> tuple[Link, Link, PeerId, str]:
+    """A listener, a link that has dialed it and is connected, the listener's id and endpoint."""
+    server, client = world.link(), world.link()
+    where = server.listen(world.endpoint())
+    peer = client.connect(where)
+    until(client, lambda: client.connected(peer))
+    return server, client, peer, where
+
+
+def test_a_peer_is_connected_when_somebody_listens(world: World) -> None:
+    server, client, peer, _ = dialed(world)
+    assert client.send(peer, b"hello")
+    ((incoming, _),) = gather(server, 1)
+    assert client.take_broken() == []
+    assert not server.connected(incoming)
+    assert not client.connected(PeerId(999))
+
+
+def test_a_broken_connection_is_told_once_and_mends(world: World) -> None:
+    server, client, peer, where = dialed(world)
+    server.close()
+    until(client, lambda: not client.connected(peer))
+    assert client.take_broken() == [peer]
+    assert client.take_broken() == []
+    assert not client.connected(peer)
+    again = world.link()
+    again.listen(where)
+    until(client, lambda: client.connected(peer))
+    assert client.take_broken() == []
+    assert client.send(peer, b"hello again")
+    assert [payload for _, payload in gather(again, 1)] == [b"hello again"]
+
+
+def test_what_is_hung_up_is_not_broken(world: World) -> None:
+    server, client, peer, _ = dialed(world)
+    client.disconnect(peer)
+    server.close()
+    assert client.wait(0) == []
+    assert client.take_broken() == []
+    assert not client.connected(peer)
+
+
+def test_nobody_is_connected_where_nobody_listens(world: World) -> None:
+    server, client = world.link(), world.link()
+    where = server.listen(world.endpoint())
+    server.close()
+    peer = client.connect(where)
+    assert client.wait(0.05) == []
+    assert not client.connected(peer)
+    assert client.take_broken() == []
+
+
+def test_an_incoming_peer_is_gone_when_a_frame_finds_its_connection_gone(world: World) -> None:
+    server, client, peer, _ = dialed(world)
+    client.send(peer, b"hello")
+    ((incoming, _),) = gather(server, 1)
+    assert server.send(incoming, b"welcome")
+    assert not server.gone(incoming)
+    client.close()
+    until(server, lambda: not server.send(incoming, b"still there?"))
+    assert server.gone(incoming)
+    server.disconnect(incoming)
+    assert not server.gone(incoming)
+
+
+def test_a_full_queue_is_not_a_gone_peer(world: World) -> None:
+    server, client = world.link(send_queue=1), world.link(send_queue=1)
+    peer = client.connect(server.listen(world.endpoint()))
+    client.send(peer, b"hello")
+    ((incoming, _),) = gather(server, 1)
+    until(server, lambda: not server.send(incoming, bytes(1 << 16)))
+    assert not server.gone(incoming)
+
+
+def test_each_listener_has_a_table_of_its_own(world: World) -> None:
+    server = world.link(max_peers=2)
+    doors = [server.listen(world.endpoint()) for _ in range(2)]
+    own = world.link()
+    own.send(own.connect(doors[0]), b"own")
+    ((kept, _),) = gather(server, 1)
+    strangers = [world.link() for _ in range(4)]
+    for stranger in strangers:
+        stranger.send(stranger.connect(doors[1]), b"stranger")
+        gather(server, 1)
+    assert server.send(kept, b"you are known")
+    assert [payload for _, payload in gather(own, 1)] == [b"you are known"]

@@ -107,6 +107,7 @@ class Bench:
         self.ranks = [Party(self.network, 100 + rank) for rank in range(ranks)]
         self.encode = Party(self.network, 50, f"tcp://{ENCODE}")
         self.tool = Party(self.network, 60)
+        self._failed: dict[str, Failure] = {}
 
     def turn(self) -> None:
         self.head._loop.turn()
@@ -137,9 +138,28 @@ class Bench:
         self.head.tell(admission.Joined(request, (item,)))
         self.head.tell(admission.Needed(request, (item.hash,)))
 
+    def asked_again(self, request: str, room: int) -> None:
+        """``request`` needs an item, and the encode engine says once more who it is."""
+        self.needs(request, room)
+        self.turn()
+        self.encode.hears()
+        self.encode.answer(HEAD, IDENTITY)
+        self.turn()
+
     def failures(self) -> dict[str, Failure]:
+        """Requests that have failed since the last call."""
         outcomes = self.head.outcomes()
-        return {o.request: o.failure for o in outcomes if isinstance(o, RequestFailed)}
+        found = self._failed | {
+            o.request: o.failure for o in outcomes if isinstance(o, RequestFailed)
+        }
+        self._failed = {}
+        return found
+
+    def failures_after_a_turn(self) -> dict[str, Failure]:
+        """The same, and ``failures`` has them, too."""
+        self.turn()
+        self._failed = self.failures()
+        return self._failed
 
     def report(self) -> Report:
         self.tool.say(CONTROL, 0, Inspect())

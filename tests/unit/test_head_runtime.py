@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A head's runtime, turned by hand: ranks, encode engines and tools over links in memory."""
 
+import threading
+
 import pytest
 
 from epd_connector.core import admission_state as admission
@@ -11,6 +13,7 @@ from epd_connector.protocol.frames import (
     Abandon,
     AnyFrame,
     EndRoom,
+    HostGone,
     Identify,
     Identity,
     NotReady,
@@ -24,17 +27,20 @@ from epd_connector.protocol.frames import (
     SkipRooms,
     Tally,
 )
+from epd_connector.runtime import head as head_module
 from epd_connector.runtime import own_ranks
 from tests.unit.head_bench import (
     CONTROL,
     ENCODE,
     HEAD,
     IDENTITY,
+    LINK,
     TOKEN,
     Bench,
     Party,
     rooms,
 )
+from tests.unit.pair_bench import until
 
 # --- ranks ----------------------------------------------------------------------------------
 
@@ -316,3 +322,86 @@ def test_outcomes_are_told_once() -> None:
     bench.head.tell(admission.Needed("r", ("a",)))
     assert bench.failures()["r"].code is Code.BAD_REQUEST
     assert bench.failures() == {}
+
+
+# --- ranks that are gone, hosts that are said to be -----------------------------------------
+
+
+def test_what_waits_for_a_rank_whose_process_has_ended_fails_in_a_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(head_module, "BEAT_S", 0.0)
+    bench = Bench(ranks=2)
+    bench.ranks_up()
+    bench.identified()
+    bench.needs("r", room=2)
+    bench.turn()
+    assert bench.failures() == {}
+    bench.ranks[1].link.close()
+    until(lambda: "r" in bench.failures_after_a_turn())
+    failure = bench.failures()["r"]
+    assert failure.code is Code.PEER_DEAD
+    assert "rank 1 of this engine is gone" in failure.reason
+    # It is said once; who comes now is told at once, and it is not called an overload.
+    bench.asked_again("next", room=3)
+    failure = bench.failures()["next"]
+    assert failure.code is Code.PEER_DEAD
+    assert "rank 1 of this engine is gone" in failure.reason
+
+
+def test_a_rank_that_makes_a_new_connection_is_there_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(head_module, "BEAT_S", 0.0)
+    bench = Bench(ranks=1)
+    bench.ranks_up()
+    bench.identified()
+    bench.needs("r", room=2)
+    bench.turn()
+    bench.ranks[0].link.close()
+    until(lambda: "r" in bench.failures_after_a_turn())
+    bench.failures()
+    bench.ranks[0] = Party(bench.network, 100)
+    bench.rank_says(0, RankUp(0, "tcp://here:2", {"shm": "x"}, 1 << 20))
+    bench.asked_again("next", room=3)
+    assert rooms(bench.ranks[0].hears(), Open) == [3]
+
+
+def test_the_word_that_a_host_is_dead_reaches_every_rank_and_is_confirmed() -> None:
+    bench = Bench(ranks=2)
+    bench.ranks_up()
+    bench.tool.say(CONTROL, 0, HostGone("10.0.0.1"))
+    bench.turn()
+    assert bench.tool.hears() == [HostGone("10.0.0.1")]
+    for rank in bench.ranks:
+        assert HostGone("10.0.0.1") in rank.hears()
+
+
+def test_a_broken_connection_makes_the_head_ask_again_who_is_there() -> None:
+    bench = Bench(ranks=1)
+    bench.ranks_up()
+    bench.identified()
+    bench.encode.link.close()
+    bench.turn()
+    bench.encode = Party(bench.network, 51, f"tcp://{ENCODE}")
+    bench.needs("r", room=2)
+    bench.turn()
+    assert bench.encode.hears() == [Identify("model/a")]
+
+
+def test_closing_waits_until_skips_were_heard() -> None:
+    bench = Bench(ranks=1)
+    bench.ranks_up()
+    bench.identified()
+    bench.needs("r", room=2)
+    bench.turn()
+    bench.head._loop.start()
+    closing = threading.Thread(target=bench.head.close, args=(30.0,))
+    closing.start()
+    until(lambda: rooms(bench.ranks[0].hears(), Abandon) == [2])
+    bench.ranks[0].say(LINK, TOKEN, RoomReleased(2))
+    until(lambda: SkipRooms((2,)) in bench.encode.hears())
+    assert closing.is_alive()
+    bench.encode.answer(HEAD, RoomsSkipped((2,)))
+    closing.join(30)
+    assert not closing.is_alive()

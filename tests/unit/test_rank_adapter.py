@@ -84,7 +84,7 @@ class Worker:
         assert SLAB - self.sender.balance().free == ROWS * WIDTH * 2
         until(lambda: len(self.rows) == 0)
         # The staging thread lets go of its own reference after that of the table.
-        self.runtime._movers.close(30)
+        self.runtime._staging.close(30)
 
 
 @pytest.fixture

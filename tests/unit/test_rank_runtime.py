@@ -312,7 +312,7 @@ def test_rows_that_nobody_claims_are_dropped_at_once() -> None:
 
 def test_rows_that_wait_when_the_staging_threads_are_closed_are_dropped() -> None:
     bench = Bench(sends=True)
-    bench.rank._movers.close(10)
+    bench.rank._staging.close(10)
     bench.introduced()
     bench.post(Claim(1, "item", ROWS), encoded(9))
     bench.peer.say(GRANT)

@@ -325,3 +325,25 @@ def test_wake_races_with_close(make: Callable[..., ZmqLink]) -> None:
     stop.set()
     thread.join()
     assert link.wait(None) == []
+
+
+def test_dialing_and_hanging_up_leaves_no_descriptor() -> None:
+    server, client = ZmqLink(), ZmqLink()
+    where = server.listen("tcp://127.0.0.1:0")
+
+    def once() -> None:
+        peer = client.connect(where)
+        until(client, lambda: client.connected(peer))
+        client.disconnect(peer)
+
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    once()
+    until(server, lambda: True)
+    before = descriptors()
+    for _ in range(100):
+        once()
+    until(server, lambda: descriptors() <= before + 2)
+    client.close()
+    server.close()

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the connection of one dialing ZeroMQ socket is up, as libzmq tells it.
+
+Owns the socket on which libzmq reports. Does not own the socket that dials.
+"""
+
+import contextlib
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+
+
+class Monitor:
+    """Watches ``dialer`` from before its first connection on. ``up``: as of the last ``read``."""
+
+    def __init__(self, dialer: "zmq.Socket[bytes]") -> None:
+        self.up = False
+        self._dialer = dialer
+        self.socket: zmq.Socket[bytes] = dialer.get_monitor_socket(_EVENTS)
+
+    def read(self) -> bool:
+        """Takes what was reported; whether an established connection broke, once or more."""
+        broke = False
+        while True:
+            try:
+                report = parse_monitor_message(self.socket.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                return broke
+            if report["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.up = True
+            elif report["event"] == zmq.EVENT_DISCONNECTED and self.up:
+                self.up, broke = False, True
+
+    def close(self) -> None:
+        """Ends the watch. Before the dialer is closed."""
+        with contextlib.suppress(zmq.ZMQError):  # The dialer's own end was first.
+            self._dialer.disable_monitor()
+        self.socket.close(linger=0)
