@@ -361,25 +361,25 @@ class HeadRuntime:
                     logger.warning("%s", text)
 
     def _receiving(self) -> bool:
-        return self._prefill is not None and bool(self._prefill.transfers())
+        """Whether ranks have something to receive, or to make safe."""
+        if self._prefill is None:
+            return False
+        balance = self._prefill.balance()
+        return balance.leased + balance.quarantined > 0
 
     def _look_after_ranks(self, now: float) -> None:
-        """A rank whose process has ended receives nothing: what waits for it fails at once.
-
-        Its regions stay as they are: in a slab that all ranks share, its writer may go on.
-        """
-        due = now >= self._beat_at
-        if due or not self._receiving():
+        """What waits for a rank whose process has ended fails at once. Its regions stay as they
+        are: in a slab that all ranks share, its writer may go on."""
+        due, receiving = now >= self._beat_at, self._receiving()
+        if due or not receiving:
             self._beat_at = now + BEAT_S
-        if not due or not self._receiving():
-            return
-        assert self._prefill is not None
-        for rank, failure in self._ranks.lost():
-            logger.error("%s", failure)
-            with self._lock:
-                rooms = list(self._prefill.transfers())
-            for room in rooms:
-                self._as_rank(rank, RoomFailed(room, failure))
+        if due and receiving:
+            for rank, failure in self._ranks.lost():
+                assert self._prefill is not None
+                with self._lock:
+                    rooms = list(self._prefill.transfers())
+                for room in rooms:
+                    self._as_rank(rank, RoomFailed(room, failure))
 
     def _tell_ranks(self, frame: AnyFrame) -> None:
         for rank, failure in self._ranks.tell(frame):

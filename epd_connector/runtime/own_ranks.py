@@ -125,6 +125,7 @@ class OwnRanks:
             return True
         if self._switch.gone(line.peer) and not line.lost:
             # What waits would end what its process did, which has ended with it.
+            logger.error("%s", _lost(line.rank))
             line.lost = True
             line.waiting.clear()
             self._news.append(line)

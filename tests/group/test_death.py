@@ -73,5 +73,5 @@ def test_requests_fail_when_their_encode_engines_die_and_loads_do_not(
     for request in asked:
         world.prefill.failed(request)
     assert caplog.text.count("fails: peer_dead: ") == len(losing)
-    assert "was silent for 3.0 s (peer_timeout_s)" in caplog.text
+    assert caplog.text.count("its process is gone; it may be sent again") == len(losing)
     world.goes_on()

@@ -185,8 +185,10 @@ def test_whole_and_sharded_items_in_one_step(group_of: MakeGroup, ranks: int) ->
     encode.close()
 
 
-def test_both_ways_in_which_the_host_gathers_are_used_here(group_of: MakeGroup) -> None:
+def test_every_way_in_which_the_host_gathers_here_is_used(group_of: MakeGroup) -> None:
+    """There are two, but for processors that the host has no fast one for."""
     for shared_memory in (True, False):
         group = group_of(2, shared_memory=shared_memory)
         seen = group.all(rank_side.gathers_through_shared_memory)
-        assert seen == [shared_memory] * 2
+        has = group.all(rank_side.has_shared_memory_gathers)
+        assert seen == [shared_memory and here for here in has]
