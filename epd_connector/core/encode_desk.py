@@ -7,7 +7,7 @@ and the skips that were not answered (``skips``). Does not own transfers. A part
 """
 
 from epd_connector.core.admission_state import AdmissionSettings, Ticket, Transfer
-from epd_connector.core.effects import Effect
+from epd_connector.core.effects import Effect, Hangup
 from epd_connector.core.skips import Skips
 from epd_connector.core.tombstones import Tombstones
 from epd_connector.core.topology import Topology
@@ -82,6 +82,11 @@ class EncodeDesk:
     def back(self, incarnation: int) -> None:
         """An encode rank that had been silent speaks again."""
         self._distrusted.remove(incarnation)
+
+    def broken(self, address: str) -> None:
+        """The connection to ``address`` broke: who is there is asked when it is needed."""
+        self.topology.forget(address)
+        self.topology.effects.append(Hangup(f"tcp://{address}"))
 
     def tick(self) -> bool:
         """Addresses are asked again, or given up; whether some was given up."""

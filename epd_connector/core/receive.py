@@ -105,10 +105,10 @@ class PrefillRank:
                 self._senders.broken(endpoint)
             case Probed(endpoint=endpoint, gone=gone):
                 for sender in self._senders.probed(endpoint, gone):
-                    self._bury(sender, "its process is gone")
+                    self._bury(sender, Code.PEER_DEAD, "its process is gone")
             case Gone(host=host):
                 for sender in self._senders.on_host(host):
-                    self._bury(sender, "its host is said to be dead")
+                    self._bury(sender, Code.PEER_DEAD, "its host is said to be dead")
             case Tick():
                 self._on_tick()
             case Stop():
@@ -204,7 +204,7 @@ class PrefillRank:
 
     def _on_sender(self, event: FromSender) -> None:
         for other in self._senders.replaced(event):
-            self._bury(other, "it was restarted")
+            self._bury(other, Code.STALE, "it was restarted")
         sender = self._senders.hear(event)
         if sender is None:
             return
@@ -242,16 +242,17 @@ class PrefillRank:
                 self._senders.say(sender, Cancel(room.frame.room, room.grant.grant))
                 self._retries.set(room.frame.room, self._now + FIRST_RETRY_S)
 
-    def _bury(self, sender: Sender, what: str) -> None:
+    def _bury(self, sender: Sender, code: Code, what: str) -> None:
         """The process behind ``sender`` is gone: what it was granted is safe after the fence."""
         self._senders.bury(sender)
         for room in list(sender.rooms.values()):
             self._retries.clear(room.frame.room)
             self._fences.set(room.frame.room, self._now + self._fence_s(room))
-            # Who never spoke since the grant was gone before it: the head knew of an old process
-            # there, and may find the one of today. Who did took the room with it.
-            code = Code.PEER_DEAD if sender.heard > room.granted else Code.STALE
             failure = Failure(code, f"encode rank at {sender.endpoint}: {what}")
+            if code is Code.STALE and sender.heard > room.granted:
+                # It spoke after the grant, so it took the room with it: its successor does not
+                # know of it. Had it been gone before, the successor may well.
+                failure = Failure(Code.PEER_DEAD, failure.reason)
             self._end(room, RoomEvent.DEATH, failure)
 
     # --- time -------------------------------------------------------------------------

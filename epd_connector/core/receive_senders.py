@@ -128,7 +128,7 @@ class SenderDesk:
                 self._probe(endpoint)
             else:
                 # Whoever comes back is told anew who this rank is.
-                self._drop(sender)
+                self._leave(sender)
 
     def probed(self, endpoint: str, gone: bool) -> list[Sender]:
         """The endpoint was probed: processes that are gone because their host refuses.
@@ -142,7 +142,7 @@ class SenderDesk:
 
     def bury(self, sender: Sender) -> None:
         """``sender`` is gone, for good."""
-        self._drop(sender)
+        self._leave(sender)
         self._dead.bury(sender.incarnation, None, self.now)
         self._counters.add("peers_lost")
 
@@ -180,22 +180,22 @@ class SenderDesk:
         hangup_at = sender.heard + IDLE_HANGUP_S
         if self.now < hangup_at:
             self._beats.set(sender, hangup_at)
-        elif self._drop(sender):
-            self._effects.append(Hangup(sender.endpoint))
+        else:
+            self._leave(sender)
 
     def _probe(self, endpoint: str) -> None:
         if endpoint not in self._probes:
             self._probes[endpoint] = self.now
             self._effects.append(Probe(endpoint))
 
-    def _drop(self, sender: Sender) -> bool:
-        """Forgets ``sender``; whether nobody else is known at its endpoint."""
+    def _leave(self, sender: Sender) -> None:
+        """Forgets ``sender``, and the connection where nobody else is known at its endpoint."""
         self._beats.clear(sender)
         known = self._known[sender.endpoint]
         del known[sender.incarnation]
         if not known:
             del self._known[sender.endpoint]
-        return not known
+            self._effects.append(Hangup(sender.endpoint))
 
 
 def _host(endpoint: str) -> str:

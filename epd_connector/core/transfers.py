@@ -251,7 +251,7 @@ class TransferDesk:
 
     def on_broken(self, address: str) -> None:
         """The connection to an encode head broke: whoever is there next is asked who it is."""
-        self.encoders.topology.forget(address)
+        self.encoders.broken(address)
         self.memory_changed = True
 
     def tick(self) -> None:

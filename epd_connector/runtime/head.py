@@ -250,6 +250,7 @@ class HeadRuntime:
                 event = admission.Broken(where.removeprefix("tcp://"))
                 with self._lock:
                     self._decided(self._prefill.handle(event, now))
+        self._switch.sweep(now)
         self._ranks.retry()
         self._look_after_ranks(now)
         self._carry_out()
@@ -259,7 +260,7 @@ class HeadRuntime:
         if self._effects:
             # One before them could not be carried out.
             return 0.0
-        waits = [self._ranks.next_wait()]
+        waits = [self._ranks.next_wait(), self._switch.next_sweep(now)]
         if self._receiving():
             waits.append(max(0.0, self._beat_at - now))
         if self._prefill is not None:

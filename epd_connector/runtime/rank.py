@@ -207,6 +207,7 @@ class RankRuntime:
         self._carry_out()
         if now >= self._announce_at:
             self._announce(now)
+        self._switch.sweep(now)
         for where in self._switch.take_broken():
             self._drive_receiver(receive.Broken(where), now)
         for wrote in self._writes.ended():
@@ -229,8 +230,8 @@ class RankRuntime:
             self._announce_at,
         ]
         waits = [when - now for when in times if when is not None]
-        poll = self._writes.next_poll(now)
-        return min(waits if poll is None else [*waits, poll], default=None)
+        others = (self._writes.next_poll(now), self._switch.next_sweep(now))
+        return min([*waits, *(wait for wait in others if wait is not None)], default=None)
 
     def on_error(self) -> None:
         """See ``loop.Driver``."""

@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 1024
 """Endpoints connected to at a time; the one that was used longest ago makes room."""
+SWEEP_S = 30.0
+"""Seconds after which an endpoint that does not answer and is not used is hung up on."""
 _LOGGED_MALFORMED = 10
 
 
@@ -38,6 +40,8 @@ class Switchboard:
         self._kept = kept
         self._peers: OrderedDict[str, PeerId] = OrderedDict()  # the one used last is last
         self._endpoints: dict[PeerId, str] = {}
+        self._unused: set[str] = set()
+        self._sweep_at = 0.0
 
     def send(self, endpoint: str, addressee: int, frame: AnyFrame) -> None:
         """Sends to whoever listens at ``endpoint``; connects first where it must."""
@@ -51,6 +55,7 @@ class Switchboard:
         self.reply(peer, addressee, frame)
 
     def _connected(self, endpoint: str) -> PeerId:
+        self._unused.discard(endpoint)
         peer = self._peers.get(endpoint)
         if peer is not None:
             self._peers.move_to_end(endpoint)
@@ -77,6 +82,21 @@ class Switchboard:
         if peer is not None:
             del self._endpoints[peer]
             self._link.disconnect(peer)
+
+    def sweep(self, now: float) -> None:
+        """Hangs up where nobody answers and nothing was said for ``SWEEP_S`` or longer: the link
+        would dial for ever. What is used again is dialed again."""
+        if now < self._sweep_at:
+            return
+        self._sweep_at = now + SWEEP_S
+        silent = {e for e in self._peers if e != self._kept and not self.connected(e)}
+        for endpoint in silent & self._unused:
+            self.hang_up(endpoint)
+        self._unused = silent & self._peers.keys()
+
+    def next_sweep(self, now: float) -> float | None:
+        """Seconds until ``sweep`` has something to do, or None."""
+        return max(0.0, self._sweep_at - now) if self._peers.keys() - {self._kept} else None
 
     def connected(self, endpoint: str) -> bool:
         """Whether the connection to ``endpoint`` is established, as far as is known."""

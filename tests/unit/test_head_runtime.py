@@ -124,7 +124,8 @@ def test_an_abandon_that_finds_the_queue_full_is_said_later() -> None:
     assert bench.encode.hears() == [SkipRooms((2,))]
     bench.encode.answer(HEAD, RoomsSkipped((2,)))
     bench.turn()
-    assert bench.head.next_wait(0.0) is None
+    assert bench.head._ranks.next_wait() is None
+    assert bench.prefill.next_deadline() is None
 
 
 def test_words_to_end_rooms_wait_in_their_order() -> None:

@@ -3,7 +3,7 @@
 
 import pytest
 
-from epd_connector.core.effects import Effect, Probe, TellHead
+from epd_connector.core.effects import Effect, Hangup, Probe, TellHead
 from epd_connector.core.receive_state import Broken, Gone, Probed, RoomState
 from epd_connector.errors import Code
 from epd_connector.protocol.frames import Landed, Pong, RankAddress, SenderBack, Stale, Welcome
@@ -48,12 +48,20 @@ def test_a_writer_that_is_gone_fails_its_rooms_at_once_and_frees_them_after_the_
     assert bench.count("peers_lost") == 1
 
 
-def test_one_that_never_spoke_since_it_was_granted_may_have_been_gone_before() -> None:
+def test_one_that_was_replaced_before_it_was_granted_is_stale_and_one_that_spoke_is_dead() -> None:
     bench = Bench()
     bench.open()
+    assert failure(bench.hear(Stale(), NEWER)).code is Code.STALE
+    assert failure(opened().hear(Stale(), NEWER)).code is Code.PEER_DEAD
+
+
+def test_the_connection_to_a_process_that_is_gone_is_closed() -> None:
+    bench = opened()
     bench.do(Broken(ENDPOINT))
-    effects = bench.do(Probed(ENDPOINT, gone=True))
-    assert failure(effects).code is Code.STALE
+    assert Hangup(ENDPOINT) in bench.do(Probed(ENDPOINT, gone=True))
+    bench = opened()
+    bench.hear(Landed(1, 1))
+    assert bench.do(Broken(ENDPOINT)) == [Hangup(ENDPOINT)]
 
 
 def test_a_probe_that_says_nothing_changes_nothing() -> None:

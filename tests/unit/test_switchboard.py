@@ -9,7 +9,7 @@ from epd_connector.link.base import PeerId
 from epd_connector.protocol.codec import Codec
 from epd_connector.protocol.frames import Envelope, Ping, Pong
 from epd_connector.runtime import switchboard as switchboard_module
-from epd_connector.runtime.switchboard import Switchboard
+from epd_connector.runtime.switchboard import SWEEP_S, Switchboard
 from epd_connector.stats import Counters
 from epd_connector.testing.memory_link import MemoryLink, MemoryNetwork
 
@@ -111,6 +111,28 @@ def test_the_kept_connection_never_makes_room(monkeypatch: pytest.MonkeyPatch) -
         False,
         True,
     ]
+
+
+def test_who_does_not_answer_and_is_not_used_is_hung_up_on() -> None:
+    side = Side(kept="ipc://@head")
+    side.listener("tcp://well:1")
+    assert side.switch.next_sweep(0.0) is None
+
+    def dialed() -> set[str]:
+        return {connection.endpoint for connection in side.network._connections}
+
+    everybody = {"ipc://@head", "tcp://well:1", "tcp://dead:1", "tcp://slow:1"}
+    for endpoint in everybody:
+        side.switch.send(endpoint, 0, Ping())
+    side.switch.sweep(0.0)
+    side.switch.sweep(SWEEP_S - 1)
+    assert side.switch.next_sweep(SWEEP_S - 1) == 1
+    assert dialed() == everybody
+    side.switch.send("tcp://slow:1", 0, Ping())
+    side.switch.sweep(SWEEP_S)
+    assert dialed() == everybody - {"tcp://dead:1"}
+    side.switch.sweep(2 * SWEEP_S)
+    assert dialed() == {"ipc://@head", "tcp://well:1"}
 
 
 def test_what_cannot_be_queued_is_told_and_counted() -> None:
