@@ -74,6 +74,7 @@ class EncodeProcess:
         self.alive = False
         self.world.network.kill(self.incarnation)
         self.world.fabric.kill_writer(self.incarnation)
+        self.world.hang_up(self.endpoint)
 
     def assert_at_rest(self) -> None:
         balance = self.machine.balance()

@@ -59,6 +59,15 @@ class Ground:
         """Every prefill rank that is up."""
         raise NotImplementedError
 
+    def listens(self, endpoint: str) -> bool:
+        """Whether a process takes connections at ``endpoint``; its host is up in any case."""
+        return any(process.endpoint == endpoint for process in self.encode_ranks())
+
+    def hang_up(self, endpoint: str) -> None:
+        """The process at ``endpoint`` was killed: whoever had dialed it sees that."""
+        for process in self.prefill_ranks():
+            process.hang_up(endpoint)
+
     def to_encode(self, sender: PrefillProcess, effect: Send) -> None:
         for process in self.encode_ranks():
             if process.endpoint == effect.endpoint:

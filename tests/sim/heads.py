@@ -12,6 +12,7 @@ from epd_connector.core.admission import PrefillHead
 from epd_connector.core.admission_state import (
     AdmissionEvent,
     AdmissionSettings,
+    Broken,
     FromEncodeHead,
     FromRank,
     Tick,
@@ -57,6 +58,7 @@ MODEL = "model"
 MODALITY = "image"
 RECEIVE_TIMEOUT_S = 12.0
 RESOLVE_TIMEOUT_S = 3.0
+FAILED_PEER_S = 4.0
 
 
 class EncodeHost:
@@ -79,6 +81,8 @@ class EncodeHost:
         if self.engine.ranks:
             self.engine.stop()
             self.world.network.kill(self.incarnation)
+            for scheduler in self.world.schedulers:
+                self.world.soon(partial(scheduler.host.tell, Broken(self.address)))
 
     def hear(self, sender: int, frame: AnyFrame) -> None:
         self.tell(FromPeer(sender, sender, frame))
@@ -127,6 +131,7 @@ class PrefillHost:
                 shard_min_bytes=world.rng.choice([None, 0, 4 * ROW_NBYTES]),
                 receive_timeout_s=RECEIVE_TIMEOUT_S,
                 resolve_timeout_s=RESOLVE_TIMEOUT_S,
+                failed_peer_s=FAILED_PEER_S,
                 encode_locally=world.weather.mishaps and world.rng.random() < 0.3,
                 max_rooms=1000,
                 expected=Expected(MODEL, DTYPE, WIDTH),
@@ -159,6 +164,7 @@ class PrefillHost:
         assert self.machine.idle(), self.machine.transfers()
         balance = self.machine.balance()
         assert balance.free + balance.resident == balance.capacity, balance
+        assert self.machine.skips_unanswered() == 0
         for process in self.engine.ranks:
             assert process.machine.idle(), process.machine.rooms()
             assert not process.memory.owners

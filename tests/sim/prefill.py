@@ -9,10 +9,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from epd_connector.core.effects import Effect, Hangup, Send, TellHead
+from epd_connector.core.effects import Effect, Hangup, Probe, Send, TellHead
 from epd_connector.core.receive import (
+    Broken,
     FromSender,
     PrefillRank,
+    Probed,
     ReceiveEvent,
     ReceiveSettings,
     Tick,
@@ -68,6 +70,7 @@ class PrefillProcess:
             )
         )
         self._offsets: dict[int, int] = {}
+        self._dialed: set[str] = set()
         self._alarm = Alarm(world.timeline, self.machine.next_deadline, lambda: self.tell(Tick()))
 
     def hear(self, endpoint: str, sender: int, addressee: int, frame: AnyFrame) -> None:
@@ -80,6 +83,11 @@ class PrefillProcess:
             self._carry_out(effect)
         self.machine.check()
         self._alarm.set()
+
+    def hang_up(self, endpoint: str) -> None:
+        """Whoever listened at ``endpoint`` was killed: its connections break."""
+        if endpoint in self._dialed:
+            self.world.soon(lambda: self.tell(Broken(endpoint)))
 
     def assert_rows(self, hash: str, shard: Shard, offset: int) -> None:
         found = bytes(self.memory.data[offset : offset + shard.rows * ROW_NBYTES])
@@ -97,13 +105,18 @@ class PrefillProcess:
                     before = self.memory.owners.setdefault(frame.offset, owner)
                     assert before == owner, f"{before} may still write where {owner} is to"
                     self._offsets[frame.room] = frame.offset
+                self._dialed.add(effect.endpoint)
                 self.world.to_encode(self, effect)
+            case Probe(endpoint=endpoint):
+                self.world.soon(
+                    lambda: self.tell(Probed(endpoint, gone=not self.world.listens(endpoint)))
+                )
             case TellHead(frame=frame):
                 if isinstance(frame, RoomLanded | RoomReleased):
                     self.memory.owners.pop(self._offsets.pop(frame.room, -1), None)
                 self.engine.to_head(self.rank, frame)
-            case Hangup():
-                pass
+            case Hangup(endpoint=endpoint):
+                self._dialed.discard(endpoint)
             case _:
                 raise AssertionError(f"a prefill rank does not ask for {effect}")
 

@@ -17,6 +17,8 @@ from epd_connector.protocol.frames import (
     RoomFailed,
     RoomLanded,
     RoomReleased,
+    SenderBack,
+    SenderSilent,
 )
 from epd_connector.rows import Layout, region_rows
 from tests.sim.memory import DTYPE, ITEMSIZE, ROW_NBYTES, WIDTH
@@ -73,6 +75,8 @@ class ScriptedHead:
         self.world.skip(receipt.room)
 
     def hear(self, rank: int, frame: AnyFrame) -> None:
+        if isinstance(frame, SenderSilent | SenderBack):
+            return
         assert isinstance(frame, RoomLanded | RoomFailed | RoomReleased)
         receipt = self.receipts[frame.room]
         receipt.told[rank][type(frame).__name__] += 1
