@@ -7,7 +7,7 @@ and the skips that were not answered (``skips``). Does not own transfers. A part
 """
 
 from epd_connector.core.admission_state import AdmissionSettings, Ticket, Transfer
-from epd_connector.core.effects import Effect, Hangup
+from epd_connector.core.effects import Effect
 from epd_connector.core.skips import Skips
 from epd_connector.core.tombstones import Tombstones
 from epd_connector.core.topology import Topology
@@ -86,7 +86,7 @@ class EncodeDesk:
     def broken(self, address: str) -> None:
         """The connection to ``address`` broke: who is there is asked when it is needed."""
         self.topology.forget(address)
-        self.topology.effects.append(Hangup(f"tcp://{address}"))
+        self.topology.leave(address)
 
     def tick(self) -> bool:
         """Addresses are asked again, or given up; whether some was given up."""
@@ -117,3 +117,5 @@ class EncodeDesk:
                 self.skips.give_up(address)
             else:
                 self.topology.tell(address, frame)
+        for address in self.skips.take_deaf():
+            self.topology.leave(address)

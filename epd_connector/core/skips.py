@@ -10,7 +10,7 @@ After ``TRIES`` a skip is given up: the encode engine's own deadline ends the ro
 from epd_connector.core.deadlines import Deadlines
 from epd_connector.protocol.frames import SkipRooms
 
-TRIES = 5
+TRIES = 4
 FIRST_RETRY_S = 1.0
 """Seconds until a skip is repeated for the first time; then twice as long, each time."""
 MAX_PER_FRAME = 4096
@@ -23,6 +23,7 @@ class Skips:
         self._limit = limit
         self._fresh: dict[str, list[int]] = {}
         self._tries: dict[tuple[str, int], int] = {}
+        self._deaf: set[str] = set()
         self._retries: Deadlines[tuple[str, int]] = Deadlines()
 
     def __len__(self) -> int:
@@ -49,6 +50,7 @@ class Skips:
                 self._fresh.setdefault(address, []).append(room)
             else:
                 self._forget((address, room))
+                self._deaf.add(address)
         fresh, self._fresh = self._fresh, {}
         said = []
         for address, rooms in fresh.items():
@@ -57,6 +59,11 @@ class Skips:
             for first in range(0, len(rooms), MAX_PER_FRAME):
                 said.append((address, SkipRooms(tuple(rooms[first : first + MAX_PER_FRAME]))))
         return said
+
+    def take_deaf(self) -> set[str]:
+        """Addresses that did not answer for a skip, since the last call."""
+        deaf, self._deaf = self._deaf, set()
+        return deaf
 
     def next_deadline(self) -> float | None:
         """When a skip is due again, or None."""

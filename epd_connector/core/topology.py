@@ -111,6 +111,12 @@ class Topology:
             del self._addresses[address]
             self._timers.clear(address)
 
+    def leave(self, address: str) -> None:
+        """Hangs up where nobody answers, unless somebody is known or being asked there."""
+        entry = self._addresses.get(address)
+        if entry is None or entry.state not in (AddressState.ASKING, AddressState.KNOWN):
+            self.effects.append(Hangup(f"tcp://{address}"))
+
     def hear(self, address: str, frame: AnyFrame, now: float) -> bool:
         """Takes an answer from ``address``; whether more is known than before."""
         entry = self._addresses.get(address)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encode engines that failed: what comes next does not wait for them, and finds them again."""
 
-from epd_connector.core.admission_state import Broken, RequestState
-from epd_connector.core.effects import Send
+from epd_connector.core.admission_state import Broken, Joined, RequestState
+from epd_connector.core.effects import Hangup, Send
 from epd_connector.core.topology import SUSPECT_S
 from epd_connector.errors import Code, Failure
 from epd_connector.protocol.frames import (
@@ -140,3 +140,17 @@ def test_rooms_skipped_at_once_go_into_one_frame() -> None:
     effects = head.leave("r")
     frames = [effect.frame for effect in effects if isinstance(effect, Send)]
     assert frames == [SkipRooms((5, 6))]
+
+
+def test_the_connection_to_an_address_that_answers_no_skip_is_closed() -> None:
+    head = Harness()
+    head.do(Joined("r", (item("a", 5),)))
+    assert skipped(head.leave("r")) == [5]
+    assert Hangup(f"tcp://{HERE}") in head.wait(15.0)
+
+
+def test_one_that_is_known_is_kept_though_it_answers_no_skip() -> None:
+    head = known()
+    head.start("r", item("a", 5))
+    head.leave("r")
+    assert Hangup(f"tcp://{HERE}") not in head.wait(20.0)
