@@ -365,17 +365,22 @@ def _check_timeouts(config: Config) -> None:
 def _read_auth_key(config: Config) -> bytes | None:
     if not config.auth_key_file:
         return config.auth_key.encode() or None
+    return read_key_file("auth_key_file", config.auth_key_file)
+
+
+def read_key_file(option: str, path: str) -> bytes:
+    """The key in the file at ``path``, which ``option`` names. Raises ConfigError."""
     try:
-        with Path(config.auth_key_file).open("rb") as file:
+        with Path(path).open("rb") as file:
             key = file.read(MAX_AUTH_KEY_FILE_BYTES + 1).strip()
     except OSError as error:
         raise ConfigError(
-            f"auth_key_file is {config.auth_key_file!r}: cannot be read ({error.strerror});"
-            " name a file that the engine's user may read"
+            f"{option} is {path!r}: cannot be read ({error.strerror}); name a file that this user"
+            " may read"
         ) from error
     if not MIN_AUTH_KEY_CHARS <= len(key) <= MAX_AUTH_KEY_FILE_BYTES:
         raise ConfigError(
-            f"auth_key_file is {config.auth_key_file!r}: the key in it has {len(key)} bytes, but"
+            f"{option} is {path!r}: the key in it has {len(key)} bytes, but"
             f" must have from {MIN_AUTH_KEY_CHARS} to {MAX_AUTH_KEY_FILE_BYTES}"
         )
     return key

@@ -22,6 +22,8 @@ EXIT_INTERRUPTED = 130
 COMMANDS = {
     "demo": "start two engines here and send a picture from one to the other",
     "doctor": "check whether this machine can run an engine with a configuration",
+    "fence": "tell a prefill engine that a host is dead and will never write again",
+    "inspect": "show what a live engine is doing: peers, rooms, memory, counters, failures",
 }
 """Subcommands, each the module of its name in this package, and what it is for."""
 

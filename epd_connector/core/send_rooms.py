@@ -66,7 +66,7 @@ class RoomTable:
         if self.stopped or len(self._rooms) >= self._settings.max_rooms:
             return None
         self._counters.add("rooms_opened")
-        room = self._rooms[number] = SendRoom(number, state)
+        room = self._rooms[number] = SendRoom(number, state, self.now)
         return room
 
     def claim(self, room: SendRoom, hash: str, rows: int) -> None:
@@ -88,7 +88,7 @@ class RoomTable:
             del self._claims[room.hash][room.room]
             if not self._claims[room.hash]:
                 del self._claims[room.hash]
-        room.state = target
+        room.state, room.since = target, self.now
         return True
 
     def out_of_time(self) -> list[tuple[SendRoom, Failure]]:

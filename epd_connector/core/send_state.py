@@ -129,10 +129,13 @@ class StagedCopy:
 
 @dataclass(slots=True, eq=False)
 class SendRoom:
-    """One room on one encode rank. ``receivers``: the prefill ranks it serves, once known."""
+    """One room on one encode rank. ``since``: when it came into its state. ``receivers``: the
+    prefill ranks it serves, once known.
+    """
 
     room: int
     state: RoomState
+    since: float
     hash: str = ""
     rows: int = 0
     copy: StagedCopy | None = None

@@ -90,6 +90,10 @@ class Topology:
             self._ask(address, now)
         return entry.identity or entry.failure
 
+    def addresses(self) -> dict[str, Address]:
+        """Everything that is known, to be read only."""
+        return self._addresses
+
     def silent(self, address: str) -> bool:
         """Whether ``address`` was given up a while ago: the connection was hung up, and nobody
         is likely to be there."""

@@ -18,6 +18,7 @@ from typing import Annotated
 import msgspec
 
 from epd_connector.errors import Failure
+from epd_connector.protocol.state import EngineState, RankState
 from epd_connector.rows import Layout
 
 Room = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -128,6 +129,22 @@ class Report(Frame, frozen=True):
     counters: Annotated[dict[Text, float], msgspec.Meta(max_length=256)]
     encoded_to_landed_s: Annotated[tuple[float, ...], msgspec.Meta(max_length=1024)]
     failures: Annotated[tuple[Text, ...], msgspec.Meta(max_length=64)]
+
+
+class Describe(Frame, frozen=True):
+    """What do you look like? From a tool to a head, and from a head to its ranks."""
+
+
+class Description(Frame, frozen=True):
+    """The answer of a rank to its head."""
+
+    state: RankState
+
+
+class EngineDescription(Frame, frozen=True):
+    """The answer of a head to a tool, once its ranks have answered or did not in time."""
+
+    state: EngineState
 
 
 # --- data: prefill rank <-> encode rank ----------------------------------------------
@@ -330,6 +347,8 @@ ControlFrame = (
     | RoomReceivers
     | Inspect
     | Report
+    | Describe
+    | EngineDescription
 )
 DataFrame = (
     Hello | Welcome | Grant | Landed | Refused | Stalled | Cancel | Cancelled | Ping | Pong | Stale
@@ -350,6 +369,8 @@ LinkFrame = (
     | DropRoom
     | RoomReceivers
     | Tally
+    | Describe
+    | Description
 )
 AnyFrame = ControlFrame | DataFrame | LinkFrame
 

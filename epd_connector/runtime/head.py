@@ -11,10 +11,10 @@ import logging
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
 
 from epd_connector.core import admission_state as admission
 from epd_connector.core.admission import PrefillHead
+from epd_connector.core.describe import describe_prefill
 from epd_connector.core.effects import (
     Effect,
     EncodeLocally,
@@ -31,6 +31,8 @@ from epd_connector.protocol.codec import Codec
 from epd_connector.protocol.frames import (
     Abandon,
     AnyFrame,
+    Describe,
+    Description,
     Envelope,
     HeadUp,
     HostGone,
@@ -38,13 +40,14 @@ from epd_connector.protocol.frames import (
     Inspect,
     Open,
     RankUp,
-    Report,
     RoomFailed,
     RoomReceivers,
     RoomReleased,
     SkipRooms,
     Tally,
 )
+from epd_connector.protocol.state import PrefillState
+from epd_connector.runtime.describing import Describing, HeadPlace
 from epd_connector.runtime.loop import Loop
 from epd_connector.runtime.own_ranks import BEAT_S, OwnRanks
 from epd_connector.runtime.switchboard import Switchboard
@@ -53,24 +56,7 @@ from epd_connector.stats import Counters
 
 logger = logging.getLogger(__name__)
 
-MAX_FAILURES = 64
-
 Outcome = RequestFailed | EncodeLocally
-
-
-@dataclass(frozen=True, slots=True)
-class HeadPlace:
-    """Where a head stands. ``control``: endpoint for peers and tools; ``link``: for its ranks,
-    empty where they come through ``control``; ``link_token``: what frames of the own engine carry.
-    """
-
-    role: str
-    fingerprint: str
-    incarnation: int
-    link_token: int
-    ranks: int
-    control: str
-    link: str
 
 
 class HeadRuntime:
@@ -91,10 +77,10 @@ class HeadRuntime:
         self._prefill = prefill
         self._counters = Counters()
         self._tallies = Tallies()
-        self._failures: deque[str] = deque(maxlen=MAX_FAILURES)
         self._switch = Switchboard(link, codec, place.incarnation, self._counters)
         self._to_ranks = Switchboard(link, codec, place.link_token, self._counters)
         self._ranks = OwnRanks(place.ranks, self._to_ranks)
+        self._describing = Describing(place, self._ranks.up, self._collect, self._describe)
         self._loop: Loop[None] = Loop("epd-head", link, self)
         self._effects: deque[Effect] = deque()
         # Held around machine calls only, which do no I/O: microseconds.
@@ -197,8 +183,8 @@ class HeadRuntime:
         """
         if not self._tallies.news:
             return None
+        self._collect()
         with self._lock:
-            self._collect()
             return self._tallies.take()
 
     def _decided(self, effects: list[Effect]) -> None:
@@ -237,7 +223,7 @@ class HeadRuntime:
         elif source is not None:
             self._on_encode_head(source, envelope, now)
         else:
-            self._on_control(peer, envelope)
+            self._on_control(peer, envelope, now)
 
     def on_turn(self, now: float) -> None:
         """See ``loop.Driver``."""
@@ -253,6 +239,8 @@ class HeadRuntime:
         self._switch.sweep(now)
         self._ranks.retry()
         self._look_after_ranks(now)
+        for peer, asker, answer in self._describing.answers(now):
+            self._switch.reply(peer, asker, answer)
         self._carry_out()
 
     def next_wait(self, now: float) -> float | None:
@@ -260,7 +248,11 @@ class HeadRuntime:
         if self._effects:
             # One before them could not be carried out.
             return 0.0
-        waits = [self._ranks.next_wait(), self._switch.next_sweep(now)]
+        waits = [
+            self._ranks.next_wait(),
+            self._switch.next_sweep(now),
+            self._describing.next_wait(now),
+        ]
         if self._receiving():
             waits.append(max(0.0, self._beat_at - now))
         if self._prefill is not None:
@@ -286,9 +278,12 @@ class HeadRuntime:
         if rank is None:
             self._counters.add("frames_stale")
         elif isinstance(frame, Tally):
-            self._failures.extend(frame.failures)
+            for text in frame.failures:
+                self._describing.failed(text, now)
             with self._lock:
                 self._tallies.count(Counters.from_peer(frame.counters, frame.encoded_to_landed_s))
+        elif isinstance(frame, Description):
+            self._describing.heard(frame.state)
         elif self._prefill is not None:
             with self._lock:
                 self._decided(self._prefill.handle(admission.FromRank(rank, frame), now))
@@ -311,10 +306,13 @@ class HeadRuntime:
         with self._lock:
             self._decided(self._prefill.handle(event, now))
 
-    def _on_control(self, peer: PeerId, envelope: Envelope) -> None:
+    def _on_control(self, peer: PeerId, envelope: Envelope, now: float) -> None:
         match envelope.frame:
             case Inspect():
-                self._switch.reply(peer, envelope.sender, self._report())
+                self._switch.reply(peer, envelope.sender, self._describing.report())
+            case Describe():
+                if self._describing.ask(peer, envelope.sender, now):
+                    self._tell_ranks(envelope.frame)
             case HostGone(host=host) if self._prefill is not None:
                 logger.warning("host %s is said to be dead: nothing there writes any more", host)
                 self._tell_ranks(envelope.frame)
@@ -326,23 +324,19 @@ class HeadRuntime:
             case _:
                 self._counters.add("frames_malformed")
 
-    def _report(self) -> Report:
+    def _describe(self, now: float) -> PrefillState | None:
+        if self._prefill is None:
+            return None
         with self._lock:
-            self._collect()
-        totals = self._tallies.totals
-        return Report(
-            role=self._place.role,
-            fingerprint=self._place.fingerprint,
-            ranks_up=self._ranks.up(),
-            counters={name: float(n) for name, n in totals.counts().items()},
-            encoded_to_landed_s=tuple(totals.encoded_to_landed_s),
-            failures=tuple(self._failures),
-        )
+            return describe_prefill(self._prefill, now)
 
-    def _collect(self) -> None:
-        self._tallies.count(self._counters.take())
-        if self._prefill is not None:
-            self._tallies.count(self._prefill.counters.take())
+    def _collect(self) -> Counters:
+        """Everything that was counted since the start, by this engine."""
+        with self._lock:
+            self._tallies.count(self._counters.take())
+            if self._prefill is not None:
+                self._tallies.count(self._prefill.counters.take())
+        return self._tallies.totals
 
     def _carry_out(self) -> None:
         while self._effects:
@@ -358,7 +352,7 @@ class HeadRuntime:
                     self._switch.hang_up(where)
                 case Noted(subject=subject, failure=failure):
                     text = f"{subject}: {failure}"
-                    self._failures.append(text[:500])
+                    self._describing.failed(text, time.monotonic())
                     logger.warning("%s", text)
 
     def _receiving(self) -> bool:

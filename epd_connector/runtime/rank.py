@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from epd_connector.core import receive, send
+from epd_connector.core.describe import describe_receiver, describe_sender
 from epd_connector.core.effects import (
     DropRows,
     Effect,
@@ -41,6 +42,8 @@ from epd_connector.protocol.codec import Codec
 from epd_connector.protocol.frames import (
     Abandon,
     AnyFrame,
+    Describe,
+    Description,
     DropRoom,
     EndRoom,
     Envelope,
@@ -52,7 +55,9 @@ from epd_connector.protocol.frames import (
     RoomReceivers,
     Tally,
 )
+from epd_connector.protocol.state import RankState, name
 from epd_connector.rows import serving_rank
+from epd_connector.runtime.describing import process_state
 from epd_connector.runtime.loop import Loop
 from epd_connector.runtime.prober import Prober
 from epd_connector.runtime.staging import RowStore, Staging
@@ -254,12 +259,26 @@ class RankRuntime:
                 self._drive_receiver(receive.Opened(frame, self._choose(frame)), now)
             case Abandon(room=room):
                 self._drive_receiver(receive.Abandoned(room), now)
+            case Describe():
+                self._tell_head(Description(self._describe(now)))
             case HostGone(host=host):
                 self._drive_receiver(receive.Gone(host), now)
             case EndRoom() | DropRoom() | RoomReceivers():
                 self._drive_sender(from_head(frame), now)
             case _:
                 self.counters.add("frames_malformed")
+
+    def _describe(self, now: float) -> RankState:
+        sender, receiver = self._sender, self._receiver
+        return RankState(
+            rank=self._place.rank,
+            incarnation=name(self._place.incarnation),
+            endpoint=self._endpoint,
+            transports=tuple(self._writes.adverts()),
+            process=process_state(),
+            send=None if sender is None else describe_sender(sender, now),
+            receive=None if receiver is None else describe_receiver(receiver, now),
+        )
 
     def _choose(self, frame: Open) -> str | None:
         """The first of this rank's transports that reaches the encode rank that serves it."""

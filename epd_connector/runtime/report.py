@@ -1,12 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks a live engine how it is, over its control address. For tools and tests."""
+"""Asks a live engine how it is, and tells it what it cannot know, over its control address.
+
+For tools and tests: one question, one answer, no loop of its own.
+"""
 
 import secrets
+from typing import TypeVar
 
 from epd_connector.errors import ProtocolError
 from epd_connector.link.client import ask
 from epd_connector.protocol.codec import Codec
-from epd_connector.protocol.frames import Envelope, Inspect, Report
+from epd_connector.protocol.frames import (
+    AnyFrame,
+    Describe,
+    EngineDescription,
+    Envelope,
+    HostGone,
+    Inspect,
+    Report,
+)
+from epd_connector.protocol.state import EngineState
+
+F = TypeVar("F", bound=AnyFrame)
 
 
 def fetch_report(address: str, timeout_s: float, key: bytes | None = None) -> Report:
@@ -17,9 +32,33 @@ def fetch_report(address: str, timeout_s: float, key: bytes | None = None) -> Re
         ProtocolError: an answer that is none, or signed with another key.
 
     """
+    return _answer(address, Inspect(), Report, timeout_s, key)
+
+
+def fetch_state(address: str, timeout_s: float, key: bytes | None = None) -> EngineState:
+    """What the engine at ``address`` looks like. Takes up to a second where a rank is silent.
+
+    Raises like :func:`fetch_report`.
+    """
+    return _answer(address, Describe(), EngineDescription, timeout_s, key).state
+
+
+def declare_dead(address: str, host: str, timeout_s: float, key: bytes | None = None) -> None:
+    """Tells the prefill engine at ``address`` that nothing on ``host`` will ever write again.
+
+    Raises like :func:`fetch_report`; an engine that receives nothing does not answer.
+    """
+    _answer(address, HostGone(host), HostGone, timeout_s, key)
+
+
+def _answer(
+    address: str, question: AnyFrame, kind: type[F], timeout_s: float, key: bytes | None
+) -> F:
     codec = Codec(key)
-    question = codec.encode(Envelope(secrets.randbits(62) + 1, 0, Inspect()))
-    answer = codec.decode(ask(address, question, timeout_s)).frame
-    if not isinstance(answer, Report):
-        raise ProtocolError(f"{address} answered with {type(answer).__name__}, not with a report")
+    asked = codec.encode(Envelope(secrets.randbits(62) + 1, 0, question))
+    answer = codec.decode(ask(address, asked, timeout_s)).frame
+    if not isinstance(answer, kind):
+        raise ProtocolError(
+            f"{address} answered with {type(answer).__name__}, not with {kind.__name__}"
+        )
     return answer

@@ -25,7 +25,8 @@ from epd_connector.protocol.frames import (
     RoomsSkipped,
     SkipRooms,
 )
-from epd_connector.runtime.head import HeadPlace, HeadRuntime
+from epd_connector.runtime.describing import HeadPlace
+from epd_connector.runtime.head import HeadRuntime
 from epd_connector.testing.memory_link import MemoryLink, MemoryNetwork
 
 TOKEN = 77

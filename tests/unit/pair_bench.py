@@ -26,7 +26,8 @@ from epd_connector.link.base import endpoint
 from epd_connector.link.zmq_link import ZmqLink
 from epd_connector.memory.tensors import Publisher, SlabMemory, TensorRows
 from epd_connector.protocol.codec import Codec
-from epd_connector.runtime.head import HeadPlace, HeadRuntime
+from epd_connector.runtime.describing import HeadPlace
+from epd_connector.runtime.head import HeadRuntime
 from epd_connector.runtime.rank import Loaded, RankPlace, RankRuntime
 from epd_connector.transport import registry
 from epd_connector.transport.base import Transport, TransportOptions

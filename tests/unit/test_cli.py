@@ -35,7 +35,9 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
     assert "usage: epd" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["doctor", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["doctor", "--help"], ["inspect", "--help"], ["fence", "--help"]]
+)
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     code = (
         "import sys\n"

@@ -46,6 +46,9 @@ def values(kind: inspect.Type) -> st.SearchStrategy[typing.Any]:
         case inspect.VarTupleType(item_type=item, min_length=least, max_length=most):
             items = st.lists(values(item), min_size=least or 0, max_size=min(most or 4, 4))
             return items.map(tuple)
+        case inspect.UnionType(types=types):
+            some = [values(t) for t in types if not isinstance(t, inspect.NoneType)]
+            return st.one_of(st.none(), *some)
         case inspect.StructType(cls=cls, fields=fields):
             return st.builds(cls, *[values(field.type) for field in fields])
     raise AssertionError(f"no strategy for {kind}")
@@ -85,6 +88,8 @@ def smallest(kind: inspect.Type) -> object:
             return ""
         case inspect.DictType():
             return {}
+        case inspect.UnionType():
+            return None
     return False if isinstance(kind, inspect.BoolType) else 0.0
 
 

@@ -25,7 +25,8 @@ from epd_connector.hosts.vllm.identity import (
 )
 from epd_connector.link.base import endpoint
 from epd_connector.protocol.codec import MAX_FRAME_BYTES, Codec
-from epd_connector.runtime.head import HeadPlace, HeadRuntime
+from epd_connector.runtime.describing import HeadPlace
+from epd_connector.runtime.head import HeadRuntime
 from epd_connector.runtime.rank import RankPlace, RankRuntime
 from epd_connector.transport import registry
 from epd_connector.transport.base import Transport, TransportOptions
@@ -130,6 +131,7 @@ def make_head(config: Config, vllm_config: "VllmConfig") -> HeadRuntime:
         ranks=ranks,
         control=place.control,
         link=place.link,
+        advertised=place.advertised,
     )
     link = ZmqLink(max_frame_bytes=MAX_FRAME_BYTES, send_queue=_RANK_SEND_QUEUE)
     return HeadRuntime(head_place, link, Codec(config.key_bytes), encode=encode, prefill=prefill)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the machines look like from outside. Pure: reads them and changes nothing.
+
+Owns the way from the machines' records to ``protocol.state``. Tables are cut to their oldest
+entries; totals count all. Called by the thread that the machine belongs to.
+"""
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from epd_connector.core.admission import PrefillHead
+from epd_connector.core.receive import PrefillRank
+from epd_connector.core.send import EncodeRank
+from epd_connector.core.send_state import CopyState, GrantState, SendRoom
+from epd_connector.memory.slab import Balance
+from epd_connector.protocol import state as shown
+from epd_connector.protocol.state import LISTED, name
+
+T = TypeVar("T")
+
+_ITEM_CHARS = 16
+
+
+def describe_sender(machine: EncodeRank, now: float) -> shown.SendState:
+    """An encode rank at monotonic time ``now``."""
+    rooms = list(machine._rooms)
+    copies = list(machine._copies._copies.values())
+    peers = list(machine._grants._peers._peers.values())
+    waiting = [copy.nbytes for copy in copies if copy.state is CopyState.WAITING]
+    return shown.SendState(
+        slab=_slab(machine.balance()),
+        room_totals=_totals(room.state.value for room in rooms),
+        rooms=tuple(_send_room(room, now) for room in _oldest(rooms, lambda r: r.since)),
+        peers=tuple(
+            shown.ReceiverState(
+                incarnation=name(peer.incarnation),
+                rank=peer.hello.rank,
+                ranks=peer.hello.ranks,
+                heard_s=_age(peer.heard, now),
+                open_grants=len(peer.unanswered),
+                writing=peer.writing,
+            )
+            for peer in _oldest(peers, lambda p: p.heard)
+        ),
+        peers_total=len(peers),
+        copies=len(copies),
+        waiting_bytes=sum(waiting),
+    )
+
+
+def _send_room(room: SendRoom, now: float) -> shown.SendRoomState:
+    states = [grant.state for grant in room.grants.values()]
+    busy = (GrantState.WRITING, GrantState.WITHDRAWN)
+    return shown.SendRoomState(
+        room=name(room.room),
+        state=room.state.value,
+        age_s=_age(room.since, now),
+        item=room.hash[:_ITEM_CHARS],
+        rows=room.rows,
+        grants=len(states),
+        answered=states.count(GrantState.ANSWERED),
+        writing=sum(state in busy for state in states),
+    )
+
+
+def describe_receiver(machine: PrefillRank, now: float) -> shown.ReceiveState:
+    """A prefill rank at monotonic time ``now``."""
+    rooms = list(machine._rooms.values())
+    senders = machine._senders.all()
+    return shown.ReceiveState(
+        room_totals=_totals(room.state.value for room in rooms),
+        rooms=tuple(
+            shown.ReceiveRoomState(
+                room=name(room.frame.room),
+                state=room.state.value,
+                age_s=_age(room.granted, now),
+                sender=room.sender.endpoint,
+                bytes=room.grant.nbytes,
+            )
+            for room in _oldest(rooms, lambda r: r.granted)
+        ),
+        peers=tuple(
+            shown.SenderState(
+                endpoint=sender.endpoint,
+                incarnation=name(sender.incarnation),
+                silent=sender.silent,
+                heard_s=_age(sender.heard, now),
+                rooms=len(sender.rooms),
+            )
+            for sender in _oldest(senders, lambda s: s.heard)
+        ),
+        peers_total=len(senders),
+    )
+
+
+def describe_prefill(machine: PrefillHead, now: float) -> shown.PrefillState:
+    """A prefill head at monotonic time ``now``."""
+    desk = machine._desk
+    transfers, requests = list(desk.transfers.values()), list(machine._requests.values())
+    return shown.PrefillState(
+        slab=_slab(machine.balance()),
+        transfer_totals=_totals(transfer.state.value for transfer in transfers),
+        transfers=tuple(
+            shown.TransferState(
+                room=name(transfer.ticket.room),
+                item=transfer.item.hash[:_ITEM_CHARS],
+                encode=transfer.ticket.address,
+                state=transfer.state.value,
+                age_s=_age(transfer.begun, now),
+                in_state_s=_age(transfer.since, now),
+                bytes=transfer.nbytes,
+                layout=transfer.layout.value,
+                attempt=transfer.attempt,
+                landed=tuple(sorted(transfer.landed)),
+            )
+            for transfer in _oldest(transfers, lambda t: t.begun)
+        ),
+        request_totals=_totals(request.state.value for request in requests),
+        requests=tuple(
+            shown.RequestState(
+                request=request.request[:200],
+                state=request.state.value,
+                waits_for=tuple(hash[:_ITEM_CHARS] for hash in list(request.waits)[:LISTED]),
+            )
+            for request in requests[:LISTED]
+        ),
+        encode_engines=tuple(
+            shown.AddressState(address[:200], entry.state.value, entry.reason[:200])
+            for address, entry in list(desk.encoders.topology.addresses().items())[:LISTED]
+        ),
+        skips_unanswered=machine.skips_unanswered(),
+    )
+
+
+def _oldest(entries: list[T], when: Callable[[T], float]) -> list[T]:
+    return heapq.nsmallest(LISTED, entries, key=when)
+
+
+def _totals(states: Iterable[str]) -> dict[str, int]:
+    return dict(Counter(states))
+
+
+def _age(when: float, now: float) -> float:
+    return round(max(0.0, now - when), 3)
+
+
+def _slab(balance: Balance) -> shown.SlabState:
+    return shown.SlabState(*balance)
