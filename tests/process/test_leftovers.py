@@ -63,6 +63,33 @@ def lets_go(now: Holdings, before: Holdings, transport: object) -> bool:
     return 0 <= kept <= ENGINES and replace(now, descriptors=before.descriptors) == before
 
 
+def same(now: Holdings, before: Holdings) -> bool:
+    """But for threads that probe: a few, which start with the first deaths."""
+    probing = [name for name in now.threads if name.startswith("epd-probe-")]
+    threads = tuple(name for name in now.threads if name not in probing)
+    return replace(now, threads=threads, tasks=now.tasks - len(probing)) == before
+
+
+def test_killed_encode_engines_leave_nothing(engines: Engines) -> None:
+    """Not at once: an engine that does not answer is told for a while what is not needed."""
+    keys: dict[str, object] = {**SOON, "transport": "mooncake"}
+    prefill = engines.prefill(extra=keys)
+    dying = [engines.encode(**keys) for _ in range(ENGINES)]
+    links = [encode.child.call(sides.link_name) for encode in dying]
+    prefill.load(engines.encode(**keys), item(MIB))
+    before = prefill.head.call(sides.holdings)
+    for encode in dying:
+        prefill.load(encode, item(MIB))
+    scenes = [before_it_is_offered(prefill, encode, KIB) for encode in dying[1:]]
+    for encode in dying:
+        encode.child.kill()
+    for scene in scenes:
+        prefill.failed(scene.asked)
+    until(prefill.settled)
+    until(lambda: same(prefill.head.call(sides.holdings), before))
+    assert socket_names(*links) == set()
+
+
 def test_next_start_sweeps_where_the_tracker_was_killed_too(engines: Engines) -> None:
     extra: dict[str, object] = {"transport": "shm"}
     prefill = engines.prefill(place=Place(own_tracker=True), extra=extra)

@@ -18,12 +18,12 @@ from tests.process.sides import PROBES
 from tests.unit.pair_bench import until
 
 SMALL, LARGE = 4 * MIB, 64 * MIB
-LONGEST_S = 4.0
+LONGEST_S = 3.0
 SOON: dict[str, object] = {
     "transport": "mooncake",
     "heartbeat_s": 0.5,
-    "peer_timeout_s": 2.5,
-    "write_timeout_s": 1.5,
+    "peer_timeout_s": 2,
+    "write_timeout_s": 1.2,
     "offer_timeout_s": LONGEST_S,
 }
 RECEIVING: dict[str, object] = {
