@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`epd inspect` and `epd fence` against engines with real sockets; how large an answer gets."""
 
+import functools
 import json
 import os
 from collections.abc import Iterator
@@ -193,6 +194,7 @@ def test_everybody_who_waits_is_answered_and_no_more_than_so_many_wait() -> None
     assert len(asked.answers(0.0)) == MAX_ASKED
 
 
+@functools.cache
 def full_rank(rank: int) -> RankState:
     """One whose every table holds more than can be listed."""
     sending, receiving = SendBench(max_rooms=1000), ReceiveBench(max_rooms=1000)
