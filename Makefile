@@ -1,17 +1,20 @@
 # Everything runs from a virtual environment that `make setup` makes.
 #   VENV=...    where it lies           PYTHON=...  what it is made from
 #   ARGS=...    options for `epd demo`, or for pytest in `test` and `unit`
+#   SIM_STEPS=... SIM_SEED=...          how much `sim` plays, and from which seed on
 
 VENV ?= .venv
 PYTHON ?= python3
 ARGS ?=
+SIM_STEPS ?= 50000
+SIM_SEED ?= 1
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 SETUP_SOURCES := pyproject.toml $(wildcard scripts/* scripts/devhooks/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format unit test demo clean
+.PHONY: help setup lint format unit test sim demo clean
 
 help: ## Say what can be made
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -36,6 +39,9 @@ unit: setup ## The tests that start no engine
 
 test: lint ## Everything: lint, and the whole suite
 	$(BIN)/python -m pytest tests $(ARGS)
+
+sim: setup ## Whole fleets in virtual time, in all weathers, from seed SIM_SEED on
+	$(BIN)/python -m tests.sim --steps $(SIM_STEPS) --seed $(SIM_SEED)
 
 demo: setup ## Two engines and a picture on this machine's CPU
 	$(BIN)/epd demo $(ARGS)

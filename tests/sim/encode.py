@@ -1,56 +1,98 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An encode engine: its ranks' machines, and a runtime that carries out what they ask for."""
+"""An encode engine: its head's and ranks' machines, and what carries out what they ask for."""
 
 from functools import partial
 from typing import TYPE_CHECKING
 
-from epd_connector.core.effects import DropRows, Effect, ForgetSession, Noted, Reply, Stage, Write
+from epd_connector.core.effects import (
+    DropRows,
+    ForgetSession,
+    Noted,
+    Reply,
+    Stage,
+    TellRanks,
+    Write,
+)
+from epd_connector.core.encode_head import (
+    EncodeHead,
+    EncodeHeadEvent,
+    EncodeHeadSettings,
+    FromPeer,
+    RankReady,
+)
 from epd_connector.core.send import EncodeRank, SendSettings
-from epd_connector.core.send_events import Encoded, FromPeer, SendEvent, Staged, Tick, Wrote
+from epd_connector.core.send_events import (
+    Encoded,
+    SendEvent,
+    Staged,
+    Stop,
+    Tick,
+    Wrote,
+    from_head,
+)
+from epd_connector.core.send_events import FromPeer as FromPrefillRank
 from epd_connector.errors import Code, Failure
-from epd_connector.protocol.frames import AnyFrame, Cancelled, Landed, RankAddress, Refused
-from tests.sim.memory import DTYPE, ROW_NBYTES, WIDTH, rows_bytes
-from tests.sim.network import Alarm
+from epd_connector.protocol.frames import (
+    AnyFrame,
+    DropRoom,
+    EndRoom,
+    RankAddress,
+    RankUp,
+    RoomReceivers,
+)
+from tests.sim.audits import EncodeAudit
+from tests.sim.invariants import MachinesDoNotRaise, NothingIsLeft
+from tests.sim.memory import DTYPE, ITEMSIZE, ROW_NBYTES, WIDTH, rows_bytes
+from tests.sim.network import Host
+from tests.sim.process import MachineProcess, Process
 
 if TYPE_CHECKING:
-    from tests.sim.ground import Ground
+    from tests.sim.fleet import Fleet
 
-SEND_SLAB = 4096
+MODEL = "model"
+MODALITY = "image"
+OFFER_TIMEOUT_S = 10.0
+WRITE_TIMEOUT_S = 2.0
+PEER_TIMEOUT_S = 5.0
+FAILED_PEER_S = 4.0
+MAX_ROOMS = 1000
 STAGE_FAILED = Failure(Code.ENCODE_FAILED, "the copy failed")
 
 
-class EncodeProcess:
+class EncodeProcess(MachineProcess):
     """One encode rank: a process with a machine, a send slab and writes in flight."""
 
-    def __init__(self, world: "Ground", endpoint: str, rank: int, ranks: int) -> None:
-        self.world = world
+    def __init__(self, world: "Fleet", name: str, host: Host, endpoint: str, place: int) -> None:
+        super().__init__(world, name, host)
+        self.fleet = world
         self.endpoint = endpoint
-        self.incarnation = world.new_id()
-        self.alive = True
-        self.machine = EncodeRank(
+        self.rank = place
+        self._rows: dict[int, tuple[str, int]] = {}
+
+    def start(self, ranks: int) -> None:
+        world, nbytes = self.fleet, self.fleet.shape.send_nbytes
+        self.memory = bytearray(nbytes)
+        self.machine: EncodeRank = EncodeRank(
             SendSettings(
                 incarnation=self.incarnation,
-                rank=rank,
+                rank=self.rank,
                 ranks=ranks,
-                slab_nbytes=SEND_SLAB,
-                offer_timeout_s=10.0,
-                write_timeout_s=2.0,
-                peer_timeout_s=5.0,
-                failed_peer_s=4.0,
+                slab_nbytes=nbytes,
+                offer_timeout_s=OFFER_TIMEOUT_S,
+                write_timeout_s=WRITE_TIMEOUT_S,
+                peer_timeout_s=PEER_TIMEOUT_S,
+                failed_peer_s=FAILED_PEER_S,
                 write_parallelism=world.rng.choice((1, 2, 4)),
-                max_rooms=1000,
+                max_rooms=MAX_ROOMS,
                 tombstone_s=1000.0,
             )
         )
-        self.memory = bytearray(SEND_SLAB)
-        self._rows: dict[int, tuple[str, int]] = {}
-        self._finals: dict[tuple[int, int, int], type[AnyFrame]] = {}
-        self._over: set[int] = set()
-        self._open: set[int] = set()
-        self._alarm = Alarm(world.timeline, self.machine.next_deadline, lambda: self.tell(Tick()))
+        self._audit = EncodeAudit(self, self.machine)
+        self.wind_up()
+        world.network.listen(self.endpoint, self)
 
     def address(self) -> RankAddress:
-        return RankAddress(self.endpoint, self.incarnation, {"shm": "host"})
+        return RankAddress(self.endpoint, self.incarnation, {"wire": "host"})
 
     def encoded(self, hash: str, rows: int) -> None:
         """The tower has run for ``hash``."""
@@ -58,46 +100,50 @@ class EncodeProcess:
         self._rows[token] = (hash, rows)
         self.tell(Encoded(hash, token, rows, WIDTH, DTYPE, rows * ROW_NBYTES))
 
-    def hear(self, sender: int, addressee: int, frame: AnyFrame) -> None:
-        self.tell(FromPeer(sender, sender, addressee, frame))
+    def hear(self, route: int, addressee: int, frame: AnyFrame) -> None:
+        """A prefill rank speaks."""
+        self.tell(FromPrefillRank(route, route, addressee, frame))
 
     def tell(self, event: SendEvent) -> None:
-        if not self.alive:
-            return
-        for effect in self.machine.handle(event, self.world.now):
-            self._carry_out(effect)
-        self.machine.check()
-        self._audit_rooms()
-        self._alarm.set()
+        self.run(partial(self._take, event))
+
+    def _take(self, event: SendEvent) -> None:
+        self._audit.told(event)
+        self.drive(event, lambda: list(self.machine.handle(event, self.world.now)))
+
+    def _tick(self) -> None:
+        self._take(Tick())
+
+    def audit(self) -> None:
+        self._audit.hold()
 
     def kill(self) -> None:
-        self.alive = False
-        self.world.network.kill(self.incarnation)
-        self.world.fabric.kill_writer(self.incarnation)
-        self.world.hang_up(self.endpoint)
+        super().kill()
+        self.fleet.network.ended(self)
+        self.fleet.fabric.killed(self)
 
-    def assert_at_rest(self) -> None:
-        balance = self.machine.balance()
-        assert self.machine.idle(), self.machine.rooms()
-        assert balance.free == balance.capacity, balance
-        assert not self._rows, f"rows {self._rows} were neither staged nor dropped"
+    def hold_rest(self) -> None:
+        """Nothing is left, but for writes to hosts that vanished: those may never end."""
+        machine, balance = self.machine, self.machine.balance()
+        endless = len(self.fleet.fabric.endless.get(self.incarnation, ()))
+        NothingIsLeft.hold(
+            len(machine.rooms()) <= endless, lambda: f"{self.name}: rooms {machine.rooms()}"
+        )
+        NothingIsLeft.hold(balance.free == balance.capacity, lambda: f"{self.name}: {balance}")
+        NothingIsLeft.hold(not self._rows, lambda: f"{self.name}: rows {self._rows}")
+        NothingIsLeft.hold(endless or machine.idle(), lambda: f"{self.name} is not idle")
 
-    def _carry_out(self, effect: Effect) -> None:
+    def decided(self, effect: object) -> None:
+        self._audit.decided(effect)
+
+    def carry_out(self, effect: object) -> None:
         match effect:
             case Reply():
-                self._audit_answer(effect)
-                self.world.to_prefill(self, effect)
+                self.fleet.to_prefill_rank(self, effect)
             case Stage():
-                self.world.timeline.after(
-                    self.world.rng.uniform(0.0, 0.05), lambda: self._stage(effect)
-                )
+                self.world.soon(lambda: self.run(partial(self._stage, effect)))
             case Write():
-                self.world.fabric.write(
-                    self.incarnation,
-                    self.memory,
-                    effect,
-                    lambda failure: self.tell(Wrote(effect.write, failure)),
-                )
+                self._write(effect)
             case DropRows(token=token):
                 del self._rows[token]
             case ForgetSession() | Noted():
@@ -105,62 +151,101 @@ class EncodeProcess:
             case _:
                 raise AssertionError(f"an encode rank does not ask for {effect}")
 
+    def _write(self, order: Write) -> None:
+        self.fleet.fabric.write(
+            self,
+            self.memory,
+            order,
+            self._audit.grant_of(order.write),
+            lambda failure: self.tell(Wrote(order.write, failure)),
+        )
+
     def _stage(self, order: Stage) -> None:
         hash, rows = self._rows.pop(order.token)
         if self.world.unlucky(0.03):
             self.tell(Staged(order.copy, STAGE_FAILED))
             return
-        self.memory[order.offset : order.offset + order.nbytes] = rows_bytes(hash, 0, rows)
+        staged = rows_bytes(hash, 0, rows, self.incarnation)
+        self.memory[order.offset : order.offset + order.nbytes] = staged
         self.tell(Staged(order.copy))
 
-    def _audit_answer(self, reply: Reply) -> None:
-        """A grant is landed or refused, never first the one and then the other."""
-        frame = reply.frame
-        if not isinstance(frame, Landed | Refused | Cancelled):
-            return
-        key = (reply.addressee, frame.room, frame.grant)
-        first = self._finals.setdefault(key, type(frame))
-        assert type(frame) in (first, Cancelled), f"{key} was {first}, now {frame}"
 
-    def _audit_rooms(self) -> None:
-        """A room that is over does not begin again."""
-        rooms = set(self.machine.rooms())
-        self._over |= self._open - rooms
-        self._open = rooms
-        assert not rooms & self._over, f"rooms {rooms & self._over} began again"
+class EncodeHeadProcess(Process):
+    """The head of one encode engine. Its machine has no clock."""
+
+    def __init__(self, world: "Fleet", name: str, host: Host, address: str, ranks: int) -> None:
+        super().__init__(world, name, host)
+        self.fleet = world
+        self.address = address
+        self.engine: EncodeEngine
+        self.machine = EncodeHead(
+            EncodeHeadSettings(ranks, MODEL, DTYPE, ITEMSIZE, {MODALITY: WIDTH})
+        )
+        world.network.listen(f"tcp://{address}", self)
+
+    def hear(self, route: int, frame: AnyFrame) -> None:
+        """A prefill head speaks."""
+        self.tell(FromPeer(route, route, frame))
+
+    def tell(self, event: EncodeHeadEvent) -> None:
+        self.run(partial(self._take, event))
+
+    def kill(self) -> None:
+        super().kill()
+        self.fleet.network.ended(self)
+
+    def _take(self, event: EncodeHeadEvent) -> None:
+        with MachinesDoNotRaise.holds(self.name):
+            effects = self.machine.handle(event)
+        self.world.note(self.name, event, effects)
+        self.acts([partial(self._carry_out, effect) for effect in effects])
+
+    def _carry_out(self, effect: object) -> None:
+        match effect:
+            case Reply():
+                self.fleet.to_prefill_head(self, effect)
+            case TellRanks(frame=DropRoom() | EndRoom() | RoomReceivers() as frame):
+                self.engine.tell(from_head(frame))
+            case _:
+                raise AssertionError(f"an encode head does not ask for {effect}")
 
 
 class EncodeEngine:
-    """The ranks of one encode engine at fixed endpoints; killed and started again together."""
+    """One start of an encode engine, on ``host``, from ``port`` on."""
 
-    def __init__(self, world: "Ground", name: str, ranks: int) -> None:
+    def __init__(self, world: "Fleet", name: str, host: Host, port: int, ranks: int) -> None:
         self.world = world
         self.name = name
-        self.past: list[tuple[RankAddress, ...]] = []
-        self.dead: list[EncodeProcess] = []
-        self._size = ranks
-        self.ranks: list[EncodeProcess] = []
-        self.start()
-
-    def start(self) -> None:
+        self.host = host
+        self.port = port
+        self.address = f"{host.name}:{port}"
+        self.head = EncodeHeadProcess(world, f"{name}.head", host, self.address, ranks)
+        self.head.engine = self
         self.ranks = [
-            EncodeProcess(self.world, f"tcp://{self.name}:{rank}", rank, self._size)
-            for rank in range(self._size)
+            EncodeProcess(
+                world, f"{name}.{rank}", host, f"tcp://{host.name}:{port + 1 + rank}", rank
+            )
+            for rank in range(ranks)
         ]
+        for process in self.ranks:
+            process.start(ranks)
+            world.soon(partial(self._came_up, process), 1.0)
+
+    @property
+    def alive(self) -> bool:
+        return self.head.alive
+
+    def processes(self) -> list[Process]:
+        return [self.head, *self.ranks]
+
+    def kill(self) -> None:
+        for process in self.processes():
+            if process.alive:
+                process.kill()
 
     def stop(self) -> None:
-        self.past.append(self.addresses())
-        for process in self.ranks:
-            process.kill()
-            self.dead.append(process)
-        self.ranks = []
-
-    def restart(self) -> None:
-        self.stop()
-        self.start()
-
-    def addresses(self) -> tuple[RankAddress, ...]:
-        return tuple(process.address() for process in self.ranks)
+        """It is shut down: it says so before it ends."""
+        self.tell(Stop())
 
     def tell(self, event: SendEvent) -> None:
         """Every rank is told, each in its own time."""
@@ -169,4 +254,10 @@ class EncodeEngine:
 
     def encoded(self, hash: str, rows: int) -> None:
         for process in self.ranks:
-            self.world.soon(partial(process.encoded, hash, rows))
+            self.world.soon(partial(process.run, partial(process.encoded, hash, rows)))
+
+    def _came_up(self, process: EncodeProcess) -> None:
+        if process.alive:
+            address = process.address()
+            frame = RankUp(process.rank, address.endpoint, address.adverts, 0)
+            self.head.tell(RankReady(process.incarnation, frame))

@@ -1,42 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
 """A world of several encode and prefill engines with their real heads, made from one seed.
 
-Owns who is there and what happens to them: requests of several items, shared between them;
-engines that are cut off, restarted or killed. What must hold is asserted where it can be
-seen, and by ``assert_at_rest`` at the end.
+Owns who is there, how frames find their way, and the requests: of several items, shared between
+them. What goes wrong is drawn in ``disasters``. What must hold is held where it can be seen,
+now and then of everything (``sweep``), and at the end (``hold_rest``).
 """
 
+import random
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 
 from epd_connector.core.admission_state import ItemSpec
-from epd_connector.core.effects import Reply, Send
+from epd_connector.core.effects import Reply
 from epd_connector.core.encode_head import RequestOver
 from epd_connector.core.send_events import Claim
 from epd_connector.errors import Code, Failure
-from tests.sim.encode import EncodeProcess
+from tests.sim.disasters import Disasters
+from tests.sim.encode import MODALITY, EncodeEngine, EncodeHeadProcess, EncodeProcess
 from tests.sim.ground import Ground
-from tests.sim.heads import MODALITY, EncodeHost, PrefillHost
-from tests.sim.jobs import End, Job, Scheduler
-from tests.sim.network import Weather
-from tests.sim.prefill import PrefillProcess
+from tests.sim.heads import PrefillHeadProcess
+from tests.sim.invariants import RequestsEndOnce, TheNextRequestWorks
+from tests.sim.jobs import End, Job
+from tests.sim.network import Host
+from tests.sim.prefill import PrefillEngine, PrefillProcess
+from tests.sim.process import MachineProcess, Process
+from tests.sim.scheduler import Scheduler
+from tests.sim.trace import KEPT
+from tests.sim.weather import Shape, Weather, draw_shape
 
-RECOVERY_S = 30.0
+RECOVERY_S = 45.0
 """Seconds of calm after which everything works again."""
+REST_S = 100.0
+"""Seconds of calm after which nothing is left of what was before."""
+SWEEP_S = 1.0
 OVER = Failure(Code.ENCODE_FAILED, "the request is over")
 MAX_ROWS = 60
-ITEMS = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Ranks of each encode engine and of each prefill engine, and its slab's bytes."""
-
-    encode: tuple[int, ...]
-    prefill: tuple[int, ...]
-    slab_nbytes: int
+LAST = "last"
 
 
 class Fleet(Ground):
@@ -46,171 +46,215 @@ class Fleet(Ground):
     """
 
     def __init__(
-        self, seed: int, weather: Weather, requests: int, shape: Shape | None = None
+        self,
+        seed: int | random.Random,
+        weather: Weather,
+        requests: int,
+        shape: Shape | None = None,
+        kept: int | None = KEPT,
     ) -> None:
-        super().__init__(seed, weather)
-        self.shape = shape or self._draw_shape()
-        self.encodes = {
-            f"encode-{number}": EncodeHost(self, f"encode-{number}", ranks)
-            for number, ranks in enumerate(self.shape.encode)
-        }
-        self.schedulers = [self._new_prefill(ranks) for ranks in self.shape.prefill]
+        rng = seed if isinstance(seed, random.Random) else random.Random(seed)
+        super().__init__(rng, weather, kept)
+        self.shape = shape or draw_shape(rng)
+        self.fabric.direct = self.shape.direct
+        self.processes: dict[int, Process] = {}
+        self.encodes: dict[str, EncodeEngine] = {}
+        self.schedulers: dict[int, Scheduler] = {}
         self.gone: list[Scheduler] = []
+        self.asked = 0
+        self._starts = 0
+        for place in range(len(self.shape.encode)):
+            self.start_encode(place, f"encode-{place}")
+        for place in range(len(self.shape.prefill)):
+            self.start_prefill(place, f"prefill-{place}")
         for number in range(requests):
-            self._plan_request(f"request-{number}")
-        self._plan_last_requests()
-        self.plan(weather.cuts, self._cut)
-        self.plan(weather.encode_deaths, self._restart_encode)
-        self.plan(weather.prefill_deaths, self._restart_prefill)
-
-    def run(self, seconds_of_calm: float) -> None:
-        self.timeline.run(self.weather.calm_at + seconds_of_calm)
-
-    def jobs(self) -> list[Job]:
-        """Every request that has ended."""
-        return [job for scheduler in [*self.gone, *self.schedulers] for job in scheduler.ended]
-
-    def ends(self) -> Counter[End | None]:
-        """How many requests ended in which way, the last ones aside."""
-        return Counter(job.end for job in self.jobs() if not job.request.startswith("last"))
-
-    def assert_at_rest(self) -> None:
-        last = [job for job in self.jobs() if job.request.startswith("last")]
-        assert len(last) == len(self.schedulers) * len(self.encodes)
-        for job in last:
-            assert job.end is End.LOADED, f"{job.request} after the storm: {job.failure}"
-        for scheduler in self.schedulers:
-            assert not scheduler.jobs, f"requests {list(scheduler.jobs)} never ended"
-            scheduler.host.assert_at_rest()
-        self.assert_encode_at_rest()
-
-    def assert_encode_at_rest(self) -> None:
-        for process in self.encode_ranks():
-            process.assert_at_rest()
+            when = rng.uniform(0.0, weather.calm_at)
+            self.timeline.at(when, partial(self._request, f"request-{number}"))
+        self.timeline.at(weather.calm_at + RECOVERY_S, self._last_requests)
+        self._plan_sweeps()
+        self.disasters = Disasters(self)
 
     # --- who is there -----------------------------------------------------------------
 
+    def start_encode(self, place: int, host: str) -> EncodeEngine:
+        """The encode engine at ``place`` starts, at the address it had there, or another."""
+        self._starts += 1
+        name, ranks = f"encode-{place}#{self._starts}", self.shape.encode[place]
+        engine = EncodeEngine(self, name, self.network.host(host), 100 * (place + 1), ranks)
+        self.encodes[f"encode-{place}"] = engine
+        self.processes.update((p.incarnation, p) for p in engine.processes())
+        self.note(name, f"starts at {engine.address}")
+        return engine
+
+    def start_prefill(self, place: int, host: str) -> Scheduler:
+        self._starts += 1
+        shape, name = self.shape, f"prefill-{place}#{self._starts}"
+        ranks = shape.prefill[place]
+        shares = shape.shares[place] if shape.shares is not None else self._draw_shares(ranks)
+        where = self.network.host(host)
+        engine = PrefillEngine(self, name, where, ranks, shape.slab_nbytes, shares)
+        head = PrefillHeadProcess(self, name, where, engine)
+        scheduler = self.schedulers[place] = Scheduler(head, shape.cache_items)
+        self.processes.update((p.incarnation, p) for p in head.processes())
+        self.note(name, f"starts on {host}, {ranks} ranks")
+        return scheduler
+
+    def _draw_shares(self, ranks: int) -> bool:
+        return ranks > 1 and self.rng.random() < 0.4
+
     def encode_ranks(self) -> Iterator[EncodeProcess]:
-        for host in self.encodes.values():
-            yield from host.engine.ranks
+        for engine in self.encodes.values():
+            yield from (process for process in engine.ranks if process.alive)
 
     def prefill_ranks(self) -> Iterator[PrefillProcess]:
-        for scheduler in self.schedulers:
-            yield from scheduler.host.engine.ranks
+        for scheduler in self.schedulers.values():
+            yield from scheduler.head.engine.ranks
 
-    def to_encode_head(self, sender: PrefillHost, effect: Send) -> None:
-        host = self.encodes[effect.endpoint.removeprefix("tcp://")]
-        if host.engine.ranks:
-            hear = partial(host.hear, sender.incarnation, effect.frame)
-            self.network.carry(sender.incarnation, host.incarnation, hear)
+    # --- how frames of encode engines find their way ----------------------------------
 
-    def to_prefill_head(self, sender: EncodeHost, effect: Reply) -> None:
-        for scheduler in self.schedulers:
-            host = scheduler.host
-            if host.incarnation == effect.route:
-                hear = partial(host.hear_head, sender.address, effect.frame)
-                self.network.carry(sender.incarnation, host.incarnation, hear)
+    def to_prefill_rank(self, sender: EncodeProcess, effect: Reply) -> None:
+        def deliver(receiver: Process) -> None:
+            assert isinstance(receiver, PrefillProcess)
+            receiver.hear(sender.endpoint, sender.incarnation, effect.addressee, effect.frame)
 
-    def _draw_shape(self) -> Shape:
-        rng = self.rng
-        slab = rng.choice((1024, 2048, 4096)) if self.weather.mishaps else 1 << 15
-        encode = tuple(rng.randint(1, 3) for _ in range(rng.randint(1, 2)))
-        prefill = tuple(rng.randint(1, 4) for _ in range(rng.randint(1, 2)))
-        return Shape(encode, prefill, slab)
+        self.network.carry(sender, self.processes[effect.route], deliver)
 
-    def _new_prefill(self, ranks: int) -> Scheduler:
-        return Scheduler(PrefillHost(self, ranks, self.shape.slab_nbytes))
+    def to_prefill_head(self, sender: EncodeHeadProcess, effect: Reply) -> None:
+        def deliver(receiver: Process) -> None:
+            assert isinstance(receiver, PrefillHeadProcess)
+            receiver.hear_head(sender.address, effect.frame)
+
+        self.network.carry(sender, self.processes[effect.route], deliver)
 
     # --- requests ---------------------------------------------------------------------
 
     def plan_item(
-        self, name: str, when: float, address: str, *places: int, encoded_after_s: float = 0.1
+        self, name: str, when: float, encode: str, *places: int, encoded_after_s: float = 0.1
     ) -> None:
-        """A request of one item comes to its encode engine and to a prefill engine, as it should.
+        """A request of one item comes to encode engine ``encode`` and a prefill engine at ``when``.
 
         More ``places`` than one is what must not be: they are told of one room.
         """
-        spec = ItemSpec(name, MAX_ROWS, MODALITY, self.new_id(), address)
-        for place in places:
-            self.timeline.at(when, partial(self._start, place, name, (spec,)))
-        self.timeline.at(when, partial(self._encode, spec, encoded_after_s))
+        self.timeline.at(when, partial(self._item_for_all, name, encode, places, encoded_after_s))
 
-    def _plan_request(self, name: str) -> None:
+    def _item_for_all(
+        self, name: str, encode: str, places: tuple[int, ...], encoded_after_s: float
+    ) -> None:
+        engine = self.encodes[encode]
+        room = self.new_id()
+        spec = ItemSpec(name, MAX_ROWS, MODALITY, room, engine.address)
+        for place in places:
+            self._start(place, name, (spec,))
+        engine.tell(Claim(room, spec.hash, spec.rows))
+        self.timeline.after(encoded_after_s, lambda: engine.encoded(spec.hash, spec.rows))
+
+    def _request(self, name: str) -> None:
         """A request of some items comes to a prefill engine and to their encode engines."""
-        rng, when = self.rng, self.rng.uniform(0.0, self.weather.calm_at)
-        items = tuple(self._draw_item() for _ in range(rng.randint(1, 4)))
-        place = rng.randrange(len(self.schedulers))
-        self.timeline.at(when + rng.uniform(0.0, 0.5), lambda: self._start(place, name, items))
+        rng = self.rng
+        items = tuple(self._draw_item() for _ in range(rng.choice((0, 1, 1, 1, 2, 2, 3, 4))))
+        if len(items) > 1 and self.unlucky(0.15):
+            # One picture, twice: each with a room of its own.
+            first = items[0]
+            items = (first, self._same_item(first), *items[2:])
+        if not self.schedulers:
+            return
+        place = rng.choice(list(self.schedulers))
+        self.timeline.after(rng.uniform(0.0, 0.5), partial(self._start, place, name, items))
         for spec in items:
             if spec.room is not None:
-                self._plan_encode(spec, spec.room, when)
-
-    def _plan_last_requests(self) -> None:
-        when = self.weather.calm_at + RECOVERY_S
-        for place in range(len(self.schedulers)):
-            for address in self.encodes:
-                self.plan_item(f"last-{place}-{address}", when, address, place)
-                when += 1.0
-
-    def _encode(self, spec: ItemSpec, takes_s: float) -> None:
-        """The encode engine's half of an item, as it should be."""
-        assert spec.room is not None
-        engine = self.encodes[spec.address].engine
-        engine.tell(Claim(spec.room, spec.hash, spec.rows))
-        self.timeline.after(takes_s, lambda: engine.encoded(spec.hash, spec.rows))
+                self._encode(spec, spec.room)
 
     def _draw_item(self) -> ItemSpec:
-        hash = f"item-{self.rng.randrange(ITEMS)}"
+        hash = f"item-{self.rng.randrange(self.shape.items)}"
         rows = 1 + sum(map(ord, hash)) * 7 % MAX_ROWS
-        rough = self.weather.mishaps
-        if rough and self.rng.random() < 0.03:
-            return ItemSpec(hash, rows, MODALITY)
-        address = self.rng.choice(list(self.encodes))
-        encodable = rough and self.rng.random() < 0.5
+        encodable = self.unlucky(0.4)
+        if self.unlucky(0.05):
+            return ItemSpec(hash, rows, MODALITY, encodable=encodable)
+        address = self.rng.choice(list(self.encodes.values())).address
         return ItemSpec(hash, rows, MODALITY, self.new_id(), address, encodable)
 
+    def _same_item(self, spec: ItemSpec) -> ItemSpec:
+        room = None if spec.room is None else self.new_id()
+        return ItemSpec(spec.hash, spec.rows, spec.modality, room, spec.address, spec.encodable)
+
     def _start(self, place: int, name: str, items: tuple[ItemSpec, ...]) -> None:
-        scheduler = self.schedulers[place]
+        scheduler = self.schedulers.get(place)
+        if scheduler is None or not scheduler.head.alive:
+            return
+        self.asked += 1
         scheduler.start(name, items)
-        after = partial(self.timeline.after, self.rng.uniform(0.0, 5.0))
-        if self.unlucky(0.1):
-            after(lambda: scheduler.abort(name))
-        elif self.unlucky(0.1):
-            after(lambda: scheduler.spare(name, items[0].hash))
+        if self.unlucky(self.weather.aborts):
+            self.soon(lambda: scheduler.abort(name), 5.0)
+        elif items and self.unlucky(0.1):
+            self.soon(lambda: scheduler.spare(name, items[0].hash), 2.0)
 
-    def _plan_encode(self, spec: ItemSpec, room: int, when: float) -> None:
+    def _encode(self, spec: ItemSpec, room: int) -> None:
         """The encode engine's half of one item; it may come late, halfway, or not at all."""
-        rng, host = self.rng, self.encodes[spec.address]
-        claim = when + rng.uniform(0.0, 0.5)
-        encoded = claim + 0.05 + rng.uniform(0.0, 0.5)
-        rough = self.weather.mishaps
-        if not rough or rng.random() > 0.03:
-            event = Claim(room, spec.hash, spec.rows)
-            self.timeline.at(claim, lambda: host.engine.tell(event))
-        if not rough or rng.random() > 0.03:
-            self.timeline.at(encoded, lambda: host.engine.encoded(spec.hash, spec.rows))
-        self.timeline.at(encoded + 0.2, lambda: host.tell(RequestOver((room,), OVER)))
+        engine = next(e for e in self.encodes.values() if e.address == spec.address)
+        claim = self.rng.uniform(0.0, 0.5)
+        encoded = claim + 0.06 + self.rng.uniform(0.0, 0.5)
+        after = self.timeline.after
+        if not self.unlucky(0.04):
+            after(claim, partial(engine.tell, Claim(room, spec.hash, spec.rows)))
+            if not self.unlucky(0.04):
+                after(encoded, partial(engine.encoded, spec.hash, spec.rows))
+        over = RequestOver((room,), OVER)
+        after(encoded + 0.2, lambda: engine.head.tell(over))
 
-    # --- disasters --------------------------------------------------------------------
+    def _last_requests(self) -> None:
+        for place in self.schedulers:
+            for name, engine in self.encodes.items():
+                if engine.alive:
+                    self._item_for_all(f"{LAST}-{place}-{name}", name, (place,), 0.1)
 
-    def _cut(self) -> None:
-        """No word passes between two engines for a while."""
-        encode = self.rng.choice(list(self.encodes.values()))
-        prefill = self.rng.choice(self.schedulers).host
-        seconds = self.rng.choice((0.5, 3.0, 8.0, 15.0))
-        for one in [encode.incarnation, *(rank.incarnation for rank in encode.engine.ranks)]:
-            others = [rank.incarnation for rank in prefill.engine.ranks]
-            for other in [prefill.incarnation, *others]:
-                self.network.cut(one, other, seconds)
+    # --- what must hold ---------------------------------------------------------------
 
-    def _restart_encode(self) -> None:
-        host = self.rng.choice(list(self.encodes.values()))
-        host.stop()
-        self.timeline.after(self.rng.choice((0.0, 1.0, 6.0)), host.start)
+    def run(self, seconds_of_calm: float = REST_S) -> None:
+        self.timeline.run(self.weather.calm_at + seconds_of_calm)
 
-    def _restart_prefill(self) -> None:
-        place = self.rng.randrange(len(self.schedulers))
-        before = self.schedulers[place]
-        before.kill()
-        self.gone.append(before)
-        self.schedulers[place] = self._new_prefill(self.shape.prefill[place])
+    def jobs(self) -> list[Job]:
+        """Every request that has ended."""
+        return [job for s in [*self.gone, *self.schedulers.values()] for job in s.ended]
+
+    def ends(self) -> Counter[End | None]:
+        """How many requests ended in which way, the last ones aside."""
+        return Counter(job.end for job in self.jobs() if not job.request.startswith(LAST))
+
+    def sweep(self) -> None:
+        """Holds what no event may ever come to show: silence, and deadlines that were forgotten."""
+        for process in list(self.processes.values()):
+            if process.alive and not process.frozen and isinstance(process, MachineProcess):
+                process.audit()
+        for scheduler in self.schedulers.values():
+            scheduler.head.hold_held()
+
+    def _plan_sweeps(self) -> None:
+        when = SWEEP_S
+        while when < self.weather.calm_at + RECOVERY_S:
+            self.timeline.at(when, self.sweep, counts=False)
+            when += SWEEP_S
+
+    def hold_rest(self) -> None:
+        """Everything works again, and nothing is left of what was before."""
+        jobs = self.jobs()
+        for job in jobs:
+            TheNextRequestWorks.hold(
+                not job.request.startswith(LAST) or job.end is End.LOADED,
+                lambda job=job: f"{job.request} after the storm: {job.failure}",
+            )
+        for scheduler in self.schedulers.values():
+            left = list(scheduler.jobs)
+            RequestsEndOnce.hold(not left, lambda left=left: f"{left} never ended")
+        RequestsEndOnce.hold(
+            len(jobs) == self.asked, lambda: f"{self.asked} requests came, {len(jobs)} ended"
+        )
+        for scheduler in self.schedulers.values():
+            scheduler.head.hold_rest()
+        self.hold_encode_rest()
+
+    def hold_encode_rest(self) -> None:
+        for process in self.encode_ranks():
+            process.hold_rest()
+
+    def host_of(self, name: str) -> Host:
+        return self.network.host(name)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole engines with the real heads, and what carries out what the heads ask for.
+"""The process of a prefill head, and what carries out what its machine asks for.
 
-Owns the way between heads: prefill heads reach encode heads through the network, like ranks
-reach ranks, and each head its own ranks over a link that is slow but keeps order.
+The head reaches encode heads through the network, as ranks reach ranks, and its own ranks over
+links that keep order. What becomes of words to a rank that ended, its runtime decides.
 """
 
 from functools import partial
@@ -16,133 +16,81 @@ from epd_connector.core.admission_state import (
     FromEncodeHead,
     FromRank,
     Tick,
+    TransferState,
 )
 from epd_connector.core.effects import (
-    Effect,
     EncodeLocally,
     Hangup,
     Noted,
-    Reply,
     RequestFailed,
     Send,
     TellRanks,
 )
-from epd_connector.core.encode_head import (
-    EncodeHead,
-    EncodeHeadEvent,
-    EncodeHeadSettings,
-    FromPeer,
-    RankReady,
-)
-from epd_connector.core.receive import Abandoned, Opened
-from epd_connector.core.send_events import from_head
+from epd_connector.core.receive import Abandoned, Gone, Opened
 from epd_connector.core.topology import Expected
+from epd_connector.errors import Code, Failure
 from epd_connector.protocol.frames import (
     Abandon,
     AnyFrame,
-    DropRoom,
-    EndRoom,
     Open,
-    RankUp,
+    RoomFailed,
     RoomReceivers,
+    RoomReleased,
+    SkipRooms,
 )
-from tests.sim.encode import EncodeEngine, EncodeProcess
-from tests.sim.memory import DTYPE, ITEMSIZE, ROW_NBYTES, WIDTH
-from tests.sim.network import Alarm
+from tests.sim.encode import FAILED_PEER_S, MAX_ROOMS, MODEL, EncodeHeadProcess
+from tests.sim.invariants import NothingIsLeft, PublishedBytesAreRight
+from tests.sim.memory import DTYPE, ROW_NBYTES, WIDTH
+from tests.sim.network import Host
 from tests.sim.prefill import PrefillEngine
+from tests.sim.process import MachineProcess, Process
 
 if TYPE_CHECKING:
     from tests.sim.fleet import Fleet
 
-MODEL = "model"
-MODALITY = "image"
 RECEIVE_TIMEOUT_S = 12.0
 RESOLVE_TIMEOUT_S = 3.0
-FAILED_PEER_S = 4.0
+RANK_GONE = Failure(Code.PEER_DEAD, "rank 0 of this engine is gone: its worker process has ended")
 
 
-class EncodeHost:
-    """An encode engine with its head, at a fixed address."""
+class PrefillHeadProcess(MachineProcess):
+    """The scheduler's process of a prefill engine. ``decided``: what it said of requests."""
 
-    def __init__(self, world: "Fleet", address: str, ranks: int) -> None:
-        self.world = world
-        self.address = address
-        self.engine = EncodeEngine(world, address, ranks)
-        self._size = ranks
-        self._start_head()
+    def __init__(self, world: "Fleet", name: str, host: Host, engine: PrefillEngine) -> None:
+        super().__init__(world, f"{name}.head", host)
+        self.fleet = world
+        self.engine = engine
+        engine.head = self
+        self.outcomes: list[RequestFailed | EncodeLocally] = []
+        self._lost_ranks: list[int] = []
+        self.machine: PrefillHead = PrefillHead(self._settings())
+        self.wind_up()
 
-    def start(self) -> None:
-        """Does nothing where the engine is up already."""
-        if not self.engine.ranks:
-            self.engine.start()
-            self._start_head()
-
-    def stop(self) -> None:
-        if self.engine.ranks:
-            self.engine.stop()
-            self.world.network.kill(self.incarnation)
-            for scheduler in self.world.schedulers:
-                self.world.soon(partial(scheduler.host.tell, Broken(self.address)))
-
-    def hear(self, sender: int, frame: AnyFrame) -> None:
-        self.tell(FromPeer(sender, sender, frame))
-
-    def _start_head(self) -> None:
-        self.incarnation = self.world.new_id()
-        self.machine = EncodeHead(
-            EncodeHeadSettings(self._size, MODEL, DTYPE, ITEMSIZE, {MODALITY: WIDTH})
+    def _settings(self) -> AdmissionSettings:
+        rng, rough = self.world.rng, self.world.weather.mishaps
+        return AdmissionSettings(
+            ranks=len(self.engine.ranks),
+            slab_nbytes=self.engine.ranks[0].memory.nbytes,
+            shares_slab=self.engine.shares_slab,
+            shard_min_bytes=rng.choice([None, 0, 4 * ROW_NBYTES]),
+            receive_timeout_s=RECEIVE_TIMEOUT_S,
+            resolve_timeout_s=RESOLVE_TIMEOUT_S,
+            failed_peer_s=FAILED_PEER_S,
+            encode_locally=rough and rng.random() < 0.3,
+            max_rooms=MAX_ROOMS,
+            expected=Expected(MODEL, DTYPE, WIDTH),
         )
-        for rank, process in enumerate(self.engine.ranks):
-            came_up = partial(self._came_up, rank, process)
-            self.world.timeline.after(self.world.rng.uniform(0.0, 1.0), came_up)
 
-    def _came_up(self, rank: int, process: EncodeProcess) -> None:
-        if process.alive:
-            address = process.address()
-            frame = RankUp(rank, address.endpoint, address.adverts, 0)
-            self.tell(RankReady(process.incarnation, frame))
-
-    def tell(self, event: EncodeHeadEvent) -> None:
-        for effect in self.machine.handle(event):
-            match effect:
-                case Reply():
-                    self.world.to_prefill_head(self, effect)
-                case TellRanks(frame=DropRoom() | EndRoom() | RoomReceivers() as frame):
-                    self.engine.tell(from_head(frame))
-                case _:
-                    raise AssertionError(f"an encode head does not ask for {effect}")
-
-
-class PrefillHost:
-    """A prefill engine with its head. ``decided``: what it said of requests, in order."""
-
-    def __init__(self, world: "Fleet", ranks: int, slab_nbytes: int) -> None:
-        self.world = world
-        self.incarnation = world.new_id()
-        self.alive = True
-        self.decided: list[RequestFailed | EncodeLocally] = []
-        self.engine = PrefillEngine(world, ranks, slab_nbytes)
-        self.engine.head = self
-        self.machine = PrefillHead(
-            AdmissionSettings(
-                ranks=ranks,
-                slab_nbytes=slab_nbytes,
-                shares_slab=self.engine.shares_slab,
-                shard_min_bytes=world.rng.choice([None, 0, 4 * ROW_NBYTES]),
-                receive_timeout_s=RECEIVE_TIMEOUT_S,
-                resolve_timeout_s=RESOLVE_TIMEOUT_S,
-                failed_peer_s=FAILED_PEER_S,
-                encode_locally=world.weather.mishaps and world.rng.random() < 0.3,
-                max_rooms=1000,
-                expected=Expected(MODEL, DTYPE, WIDTH),
-            )
-        )
-        self._alarm = Alarm(world.timeline, self.machine.next_deadline, lambda: self.tell(Tick()))
+    def processes(self) -> list[Process]:
+        return [self, *self.engine.ranks]
 
     def kill(self) -> None:
-        self.alive = False
+        if self.alive:
+            super().kill()
+            self.fleet.network.ended(self)
         self.engine.kill()
-        self.world.network.kill(self.incarnation)
+
+    # --- what it hears ----------------------------------------------------------------
 
     def hear(self, rank: int, frame: AnyFrame) -> None:
         """One of the own ranks speaks."""
@@ -152,34 +100,103 @@ class PrefillHost:
         """The encode head at ``address`` speaks."""
         self.tell(FromEncodeHead(address, frame))
 
+    def broken(self, endpoint: str) -> None:
+        self.tell(Broken(endpoint.removeprefix("tcp://")))
+
+    def host_gone(self, host: str) -> None:
+        """An operator says that nothing on ``host`` will ever write again."""
+        self.run(lambda: self._tell_ranks_gone(host))
+
+    def rank_ended(self, rank: int) -> None:
+        """One of the own ranks has ended, as its link shows: its part of every room fails."""
+        self._lost_ranks.append(rank)
+        for room in self.machine.transfers():
+            self.tell(FromRank(rank, RoomFailed(room, RANK_GONE)))
+
     def tell(self, event: AdmissionEvent) -> None:
-        if not self.alive:
-            return
-        for effect in self.machine.handle(event, self.world.now):
-            self._carry_out(effect)
-        self.machine.check()
-        self._alarm.set()
+        self.run(partial(self._take, event))
 
-    def assert_at_rest(self) -> None:
-        assert self.machine.idle(), self.machine.transfers()
-        balance = self.machine.balance()
-        assert balance.free + balance.resident == balance.capacity, balance
-        assert self.machine.skips_unanswered() == 0
-        for process in self.engine.ranks:
-            assert process.machine.idle(), process.machine.rooms()
-            assert not process.memory.owners
+    def _take(self, event: AdmissionEvent) -> None:
+        self.drive(event, lambda: list(self.machine.handle(event, self.world.now)))
 
-    def _carry_out(self, effect: Effect) -> None:
+    def _tick(self) -> None:
+        self._take(Tick())
+
+    def _tell_ranks_gone(self, host: str) -> None:
+        for rank in range(len(self.engine.ranks)):
+            self.engine.to_rank(rank, Gone(host))
+
+    # --- what it asks for -------------------------------------------------------------
+
+    def decided(self, effect: object) -> None:
+        if isinstance(effect, RequestFailed | EncodeLocally):
+            self.outcomes.append(effect)
+
+    def carry_out(self, effect: object) -> None:
         match effect:
-            case Send():
-                self.world.to_encode_head(self, effect)
+            case Send(endpoint=endpoint, frame=frame):
+                self._say(endpoint, frame)
             case TellRanks(frame=Open() as frame):
-                self.engine.to_ranks(Opened(frame, "shm"))
-            case TellRanks(frame=Abandon(room=room)):
-                self.engine.to_ranks(Abandoned(room))
-            case RequestFailed() | EncodeLocally():
-                self.decided.append(effect)
-            case Hangup() | Noted():
+                self._tell_ranks(frame)
+            case TellRanks(frame=Abandon() as frame):
+                self._tell_ranks(frame)
+            case Hangup(endpoint=endpoint):
+                self.fleet.network.hang_up(self, endpoint)
+            case RequestFailed() | EncodeLocally() | Noted():
                 pass
             case _:
                 raise AssertionError(f"a prefill head does not ask for {effect}")
+
+    def _tell_ranks(self, frame: Open | Abandon) -> None:
+        """Ranks that ended, as far as is known, are spoken for."""
+        for rank in range(len(self.engine.ranks)):
+            if rank not in self._lost_ranks:
+                event = Opened(frame, "wire") if isinstance(frame, Open) else Abandoned(frame.room)
+                self.engine.to_rank(rank, event)
+        for rank in self._lost_ranks:
+            if isinstance(frame, Open):
+                self.tell(FromRank(rank, RoomFailed(frame.room, RANK_GONE)))
+            self.tell(FromRank(rank, RoomReleased(frame.room)))
+
+    def _say(self, endpoint: str, frame: AnyFrame) -> None:
+        def deliver(receiver: Process) -> None:
+            assert isinstance(receiver, EncodeHeadProcess)
+            receiver.hear(self.incarnation, frame)
+
+        deaf = isinstance(frame, SkipRooms | RoomReceivers)
+        self.fleet.network.dial(
+            self, endpoint, deliver, self.world.weather.deaf_heads if deaf else 0.0
+        )
+
+    # --- what must hold ---------------------------------------------------------------
+
+    def audit(self) -> None:
+        """Nothing more than the machine's own check holds after every event."""
+
+    def hold_held(self) -> None:
+        """Whatever could be loaded now is as it should be."""
+        desk = self.machine._desk
+        for transfer in desk.transfers.values():
+            if transfer.state is TransferState.READY:
+                assert transfer.region is not None
+                item = transfer.item
+                with PublishedBytesAreRight.holds(self.name):
+                    self.engine.hold_rows(
+                        transfer.ticket.room,
+                        item.hash,
+                        item.rows,
+                        transfer.region.offset,
+                        transfer.layout,
+                    )
+
+    def hold_rest(self) -> None:
+        machine, balance = self.machine, self.machine.balance()
+        NothingIsLeft.hold(machine.idle(), lambda: f"{self.name}: {machine.transfers()}")
+        NothingIsLeft.hold(
+            balance.free + balance.resident == balance.capacity, lambda: f"{self.name}: {balance}"
+        )
+        skips = machine.skips_unanswered()
+        NothingIsLeft.hold(not skips, lambda: f"{self.name}: {skips} skips")
+        NothingIsLeft.hold(not machine._turns._line, lambda: f"{self.name}: a line for memory")
+        for process in self.engine.ranks:
+            process.hold_rest()

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prefill engine: its ranks' machines, their memory, and the link to a head.
+"""The ranks of a prefill engine: their machines, their memory, and the links to their head.
 
-Does not own the head: ``scripted`` has one that decides as little as a head can, ``heads``
-the real one.
+Does not own the head (``heads``), or the requests (``jobs``).
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from epd_connector.core.effects import Effect, Hangup, Probe, Send, TellHead
+from epd_connector.core.effects import Hangup, Probe, Send, TellHead
 from epd_connector.core.receive import (
     Broken,
     FromSender,
@@ -19,138 +18,156 @@ from epd_connector.core.receive import (
     ReceiveSettings,
     Tick,
 )
-from epd_connector.protocol.frames import (
-    AnyFrame,
-    Grant,
-    RoomLanded,
-    RoomReleased,
-)
-from epd_connector.rows import Layout, Shard, wanted_rows
-from tests.sim.memory import (
-    FENCE_S,
-    ROW_NBYTES,
-    Owner,
-    ReceiveMemory,
-    rows_bytes,
-)
-from tests.sim.network import Alarm
+from epd_connector.protocol.frames import AnyFrame, Grant, RoomLanded, RoomReleased
+from epd_connector.rows import Layout, shard_rows, wanted_rows
+from tests.sim.audits import PrefillAudit
+from tests.sim.encode import MAX_ROOMS, PEER_TIMEOUT_S, EncodeProcess
+from tests.sim.invariants import NothingIsLeft
+from tests.sim.memory import FENCE_S, ROW_NBYTES, ReceiveMemory, Session
+from tests.sim.network import Host
+from tests.sim.process import MachineProcess, Process
 
 if TYPE_CHECKING:
-    from tests.sim.ground import Ground
+    from tests.sim.fleet import Fleet
+    from tests.sim.heads import PrefillHeadProcess
+
+HEARTBEAT_S = 1.0
 
 
-class Head(Protocol):
-    """What a prefill engine needs of whatever plays its head."""
-
-    def hear(self, rank: int, frame: AnyFrame) -> None: ...
-
-
-class PrefillProcess:
+class PrefillProcess(MachineProcess):
     """One prefill rank: a process with a machine and a receive slab."""
 
     def __init__(
-        self, world: "Ground", engine: "PrefillEngine", rank: int, ranks: int, session: str
+        self, world: "Fleet", name: str, host: Host, engine: "PrefillEngine", place: int
     ) -> None:
-        self.world = world
+        super().__init__(world, name, host)
+        self.fleet = world
         self.engine = engine
-        self.rank = rank
-        self.incarnation = world.new_id()
-        self.memory = memory = world.fabric.slabs[session]
-        self.machine = PrefillRank(
+        self.rank = place
+
+    def start(self, ranks: int, memory: ReceiveMemory) -> None:
+        session = f"slab of {self.name}"
+        self.memory = memory
+        self.fleet.fabric.sessions[session] = Session(memory, self)
+        self.machine: PrefillRank = PrefillRank(
             ReceiveSettings(
                 incarnation=self.incarnation,
-                rank=rank,
+                rank=self.rank,
                 ranks=ranks,
                 slab_nbytes=memory.nbytes,
-                sessions={"shm": session},
-                fences={"shm": FENCE_S},
-                heartbeat_s=1.0,
-                peer_timeout_s=5.0,
-                max_rooms=1000,
+                sessions={"wire": session},
+                fences={"wire": FENCE_S},
+                heartbeat_s=HEARTBEAT_S,
+                peer_timeout_s=PEER_TIMEOUT_S,
+                max_rooms=MAX_ROOMS,
             )
         )
-        self._offsets: dict[int, int] = {}
-        self._dialed: set[str] = set()
-        self._alarm = Alarm(world.timeline, self.machine.next_deadline, lambda: self.tell(Tick()))
+        self._audit = PrefillAudit(self, self.machine)
+        self.wind_up()
 
     def hear(self, endpoint: str, sender: int, addressee: int, frame: AnyFrame) -> None:
+        """An encode rank speaks."""
         self.tell(FromSender(endpoint, sender, addressee, frame))
 
+    def broken(self, endpoint: str) -> None:
+        self.tell(Broken(endpoint))
+
     def tell(self, event: ReceiveEvent) -> None:
-        if not self.memory.alive:
-            return
-        for effect in self.machine.handle(event, self.world.now):
-            self._carry_out(effect)
-        self.machine.check()
-        self._alarm.set()
+        self.run(partial(self._take, event))
 
-    def hang_up(self, endpoint: str) -> None:
-        """Whoever listened at ``endpoint`` was killed: its connections break."""
-        if endpoint in self._dialed:
-            self.world.soon(lambda: self.tell(Broken(endpoint)))
+    def writer_of(self, room: int) -> int:
+        """Which process wrote this rank's rows of ``room``, which has landed."""
+        return self._audit.writers[room]
 
-    def assert_rows(self, hash: str, shard: Shard, offset: int) -> None:
-        found = bytes(self.memory.data[offset : offset + shard.rows * ROW_NBYTES])
-        assert found == rows_bytes(hash, *shard), f"{hash}, {shard}, rank {self.rank}"
+    def audit(self) -> None:
+        self._audit.hold()
 
     def kill(self) -> None:
-        self.memory.alive = False
-        self.world.network.kill(self.incarnation)
+        super().kill()
+        self.fleet.network.ended(self)
+        self.memory.grantor_died(self.incarnation)
+        self.fleet.fabric.reader_killed(self)
 
-    def _carry_out(self, effect: Effect) -> None:
+    def hold_rest(self) -> None:
+        rooms = self.machine.rooms()
+        NothingIsLeft.hold(self.machine.idle(), lambda: f"{self.name}: rooms {rooms}")
+        owners = self.memory.owners
+        NothingIsLeft.hold(not owners, lambda: f"{self.name}: granted {owners}")
+
+    def _take(self, event: ReceiveEvent) -> None:
+        self._audit.told(event)
+        self.drive(event, lambda: list(self.machine.handle(event, self.world.now)))
+
+    def _tick(self) -> None:
+        self._take(Tick())
+
+    def decided(self, effect: object) -> None:
+        self._audit.decided(effect)
         match effect:
-            case Send(frame=frame):
-                if isinstance(frame, Grant) and frame.nbytes:
-                    owner = Owner(effect.addressee, frame.room, frame.grant, frame.nbytes)
-                    before = self.memory.owners.setdefault(frame.offset, owner)
-                    assert before == owner, f"{before} may still write where {owner} is to"
-                    self._offsets[frame.room] = frame.offset
-                self._dialed.add(effect.endpoint)
-                self.world.to_encode(self, effect)
-            case Probe(endpoint=endpoint):
-                self.world.soon(
-                    lambda: self.tell(Probed(endpoint, gone=not self.world.listens(endpoint)))
-                )
+            case Send(addressee=writer, frame=Grant() as frame):
+                self.memory.grant(self.incarnation, writer, frame)
+            case TellHead(frame=RoomLanded(room=room) | RoomReleased(room=room)):
+                self.memory.revoke(self.incarnation, room)
+
+    def carry_out(self, effect: object) -> None:
+        match effect:
+            case Send(endpoint=endpoint, addressee=addressee, frame=frame):
+                self._say(endpoint, addressee, frame)
             case TellHead(frame=frame):
-                if isinstance(frame, RoomLanded | RoomReleased):
-                    self.memory.owners.pop(self._offsets.pop(frame.room, -1), None)
                 self.engine.to_head(self.rank, frame)
+            case Probe(endpoint=endpoint):
+                answer = partial(self._probed, endpoint)
+                self.fleet.network.probe(self, endpoint, answer)
             case Hangup(endpoint=endpoint):
-                self._dialed.discard(endpoint)
+                self.fleet.network.hang_up(self, endpoint)
             case _:
                 raise AssertionError(f"a prefill rank does not ask for {effect}")
 
+    def _probed(self, endpoint: str, gone: bool) -> None:
+        self.tell(Probed(endpoint, gone))
+
+    def _say(self, endpoint: str, addressee: int, frame: AnyFrame) -> None:
+        def deliver(receiver: Process) -> None:
+            assert isinstance(receiver, EncodeProcess)
+            receiver.hear(self.incarnation, addressee, frame)
+
+        self.fleet.network.dial(self, endpoint, deliver)
+
 
 class PrefillEngine:
-    """The ranks of one prefill engine, and a link to its head that is slow but keeps order.
+    """The ranks of one start of a prefill engine, and links to its head that keep order.
 
     ``shares_slab``: all ranks have one slab. ``head`` is set by whoever makes the engine,
     before anything happens.
     """
 
-    head: Head
+    head: "PrefillHeadProcess"
 
-    def __init__(self, world: "Ground", ranks: int, slab_nbytes: int) -> None:
+    def __init__(
+        self, world: "Fleet", name: str, host: Host, ranks: int, slab_nbytes: int, shares_slab: bool
+    ) -> None:
         self.world = world
-        self.shares_slab = ranks > 1 and world.rng.random() < 0.4
-        names = [f"slab-{world.new_id()}" for _ in range(1 if self.shares_slab else ranks)]
-        world.fabric.slabs.update({name: ReceiveMemory(slab_nbytes) for name in names})
-        sessions = names * ranks if self.shares_slab else names
+        self.host = host
+        self.shares_slab = shares_slab
+        slabs = [ReceiveMemory(slab_nbytes) for _ in range(1 if shares_slab else ranks)]
         self.ranks = [
-            PrefillProcess(world, self, rank, ranks, sessions[rank]) for rank in range(ranks)
+            PrefillProcess(world, f"{name}.{rank}", host, self, rank) for rank in range(ranks)
         ]
+        for process in self.ranks:
+            process.start(ranks, slabs[0 if shares_slab else process.rank])
         self._links: dict[tuple[str, int], float] = {}
 
     def kill(self) -> None:
         for process in self.ranks:
-            process.kill()
+            process.memory.alive = False
+            if process.alive:
+                process.kill()
 
     def to_head(self, rank: int, frame: AnyFrame) -> None:
         self._in_order(("up", rank), lambda: self.head.hear(rank, frame))
 
-    def to_ranks(self, event: ReceiveEvent) -> None:
-        for process in self.ranks:
-            self.down(process.rank, partial(process.tell, event))
+    def to_rank(self, rank: int, event: ReceiveEvent) -> None:
+        self.down(rank, partial(self.ranks[rank].tell, event))
 
     def down(self, rank: int, act: Callable[[], None]) -> None:
         """``act`` happens when the head's word of now has reached rank ``rank``."""
@@ -161,12 +178,30 @@ class PrefillEngine:
         when = self._links[link] = max(when, self._links.get(link, 0.0) + 1e-9)
         self.world.timeline.at(when, act)
 
-    def assert_rows(self, hash: str, rows: int, offset: int, layout: Layout) -> None:
-        """Every rank has what it is to have, and nothing else was written over it."""
+    def hold_rows(self, room: int, hash: str, rows: int, offset: int, layout: Layout) -> None:
+        """Every rank that is there has what it is to have, as its own writer wrote it."""
         for process in self.ranks:
-            process.assert_rows(hash, self.in_slab(process.rank, rows, layout), offset)
+            if process.alive:
+                self.hold_rows_of(process, room, hash, rows, offset, layout)
 
-    def in_slab(self, rank: int, rows: int, layout: Layout) -> Shard:
-        """Rows of an item that lie in the slab of rank ``rank`` once all have landed."""
-        shared = layout is Layout.SHARED
-        return wanted_rows(rows, len(self.ranks), rank, sharded=layout.sharded and not shared)
+    def hold_rows_of(
+        self,
+        process: PrefillProcess,
+        room: int,
+        hash: str,
+        rows: int,
+        offset: int,
+        layout: Layout,
+    ) -> None:
+        """``process`` has its rows; where all ranks share a slab, it reads those of all."""
+        ranks = len(self.ranks)
+        if layout is not Layout.SHARED:
+            shard = wanted_rows(rows, ranks, process.rank, sharded=layout.sharded)
+            writer = process.writer_of(room) if shard.rows else 0
+            process.memory.hold_rows(hash, shard.start, shard.rows, offset, writer)
+            return
+        for other in self.ranks:
+            shard = shard_rows(rows, ranks, other.rank)
+            if shard.rows:
+                at = offset + shard.start * ROW_NBYTES
+                process.memory.hold_rows(hash, *shard, at, other.writer_of(room))
