@@ -35,10 +35,13 @@ format: setup ## Rewrite files to the project's style
 	$(BIN)/ruff format .
 
 unit: setup ## The tests that start no engine
-	$(BIN)/python -m pytest tests --ignore=tests/engine --timeout=60 $(ARGS)
+	$(BIN)/python -m pytest tests --ignore=tests/engine --ignore=tests/soak --timeout=120 $(ARGS)
 
 test: lint ## Everything: lint, and the whole suite
-	$(BIN)/python -m pytest tests $(ARGS)
+	$(BIN)/python -m pytest tests --ignore=tests/soak $(ARGS)
+
+soak: setup ## What takes too long for `test`: real engines killed, stopped, cut off, crowded
+	$(BIN)/python -m pytest tests/soak --timeout=1200 $(ARGS)
 
 sim: setup ## Whole fleets in virtual time, in all weathers, from seed SIM_SEED on
 	$(BIN)/python -m tests.sim --steps $(SIM_STEPS) --seed $(SIM_SEED)
