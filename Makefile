@@ -1,6 +1,6 @@
 # Everything runs from a virtual environment that `make setup` makes.
 #   VENV=...    where it lies           PYTHON=...  what it is made from
-#   ARGS=...    options for `epd demo`, or for pytest in `test` and `unit`
+#   ARGS=...    options for `epd demo`, or for pytest in `test`, `unit` and `soak`
 #   SIM_STEPS=... SIM_SEED=...          how much `sim` plays, and from which seed on
 
 VENV ?= .venv
@@ -14,7 +14,7 @@ STAMP := $(VENV)/.setup-done
 SETUP_SOURCES := pyproject.toml $(wildcard scripts/* scripts/devhooks/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format unit test sim demo clean
+.PHONY: help setup lint format unit test sim soak demo clean
 
 help: ## Say what can be made
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
