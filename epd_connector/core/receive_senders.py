@@ -64,10 +64,11 @@ class SenderDesk:
         if sender is None:
             sender = known[incarnation] = Sender(endpoint, incarnation, self.now, self.now)
             self.say_hello(sender)
-        elif not sender.rooms:
-            # What was heard long ago says nothing; the clock starts with the new grant.
+        if not sender.rooms:
+            # What was heard long ago says nothing; the clock starts with the new grant. It goes
+            # on for the next ones: many grants must not put off the look at an older one.
             sender.heard = self.now
-        self._beats.set(sender, self.now + self._settings.heartbeat_s)
+            self._beats.set(sender, self.now + self._settings.heartbeat_s)
         return sender
 
     def say_hello(self, sender: Sender) -> None:
@@ -162,19 +163,19 @@ class SenderDesk:
 
     def _beat(self, sender: Sender, silent: Callable[[Sender], None]) -> None:
         settings = self._settings
-        silence = self.now - sender.heard
-        if silence >= settings.peer_timeout_s:
+        too_long = sender.heard + settings.peer_timeout_s
+        if self.now >= too_long:
             if not sender.silent:
                 self._counters.add("peers_lost")
             sender.silent = True
             silent(sender)
-        if silence >= _MISSED_BEATS * settings.heartbeat_s:
+        if self.now >= sender.heard + _MISSED_BEATS * settings.heartbeat_s:
             self._probe(sender.endpoint)
         self.say(sender, Ping())
         # Not later than the silence lasts too long.
         pause = settings.peer_timeout_s if sender.silent else settings.heartbeat_s
-        due = sender.heard + settings.peer_timeout_s
-        self._beats.set(sender, min(self.now + pause, due) if due > self.now else self.now + pause)
+        due = self.now + pause
+        self._beats.set(sender, min(due, too_long) if too_long > self.now else due)
 
     def _rest(self, sender: Sender) -> None:
         hangup_at = sender.heard + IDLE_HANGUP_S

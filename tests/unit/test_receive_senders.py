@@ -175,3 +175,28 @@ def test_a_fence_counts_while_this_process_runs() -> None:
     assert told(bench.tick(60.0)) == []
     assert told(bench.run(60.0 + FENCE_S - 0.01)) == []
     assert told(bench.run(60.0 + FENCE_S)) == [("RoomReleased", 1)]
+
+
+def test_a_busy_engine_notices_silence_too() -> None:
+    bench = Bench(max_rooms=64)
+    effects = bench.open(0)
+    for number in range(1, 12):
+        effects += bench.run(number / 2)
+        effects += bench.open(number)
+    assert "Ping" in sent(effects)
+    assert ("RoomFailed", 0) in told(effects)
+    assert bench.state(0) is RoomState.QUARANTINED
+
+
+def test_silence_is_noticed_in_time_whatever_the_clock_reads() -> None:
+    for tenths in range(200):
+        bench = Bench()
+        bench.open()
+        bench.now = 13 + tenths / 10 + 0.000228
+        bench.machine.handle(Probed(ENDPOINT, gone=False), bench.now)
+        bench.hear(Pong())
+        heard = bench.now
+        assert bench.run(heard + 4.9) is not None
+        assert bench.state() is RoomState.GRANTED
+        bench.run(heard + 5.0)
+        assert bench.state() is RoomState.QUARANTINED
