@@ -8,6 +8,7 @@ by its server's command line only and imports none of it. Does not judge answers
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import secrets
@@ -120,11 +121,14 @@ class EngineProcess:
     Calls may come from any thread, except `stop`, which belongs to the one that started it.
     """
 
-    def __init__(self, spec: EngineSpec, log_directory: Path) -> None:
+    def __init__(
+        self, spec: EngineSpec, log_directory: Path, server_ports: Ports | None = None
+    ) -> None:
+        """`server_ports`: where its HTTP server listens; by default any free port."""
         self.spec = spec
         self.name = spec.name
         self.control_address = spec.control_address
-        self._ports = Ports(1)
+        self._ports = server_ports or Ports(1)
         self.address = ("127.0.0.1", self._ports.first)
         self.log_path = log_directory / f"{spec.name}.log"
         self._started = time.monotonic()
@@ -215,10 +219,24 @@ class EngineProcess:
             wait_until(lambda: not group_members(self.pid), _TERM_S)
         finally:
             # Also when the wait is interrupted: an impatient Ctrl-C must not orphan the engine.
-            self._signal_group(signal.SIGKILL)
+            self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL to every process of the engine at once, stopped ones too; returns when all are
+        gone. Raises EngineError if one stays."""
+        self._signal_group(signal.SIGKILL)
         if not wait_until(lambda: not group_members(self.pid), _KILL_S):
             raise EngineError(f"engine {self.name} left processes {group_members(self.pid)}")
         self._process.wait()
+
+    def again(self) -> EngineProcess:
+        """Start the same engine once more, on the same ports; this one must have ended."""
+        spec = dataclasses.replace(self.spec, name=f"{self.name}-again")
+        return EngineProcess(spec, self.log_path.parent, self._ports)
+
+    def processes(self, title: str) -> list[int]:
+        """Ids of the engine's processes whose titles begin with `title`, in order."""
+        return [pid for pid in sorted(group_members(self.pid)) if title_of(pid).startswith(title)]
 
     def terminate(self) -> None:
         """Ask the engine to end, and do not wait; `stop` is needed all the same."""
@@ -298,6 +316,14 @@ def group_members(group: int) -> list[int]:
         if int(pgrp) == group and state != "Z":
             members.append(int(entry.name))
     return members
+
+
+def title_of(pid: int) -> str:
+    """What a process calls itself, or its command line; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+    except OSError:
+        return ""
 
 
 def mint_room() -> str:
