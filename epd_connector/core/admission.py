@@ -184,7 +184,7 @@ class PrefillHead:
             if spec.room is not None:
                 tickets.setdefault(spec.hash, deque()).append(Ticket(spec.room, spec.address))
         specs = {spec.hash: spec for spec in event.items}
-        self._requests[event.request] = Request(event.request, specs, tickets)
+        self._requests[event.request] = Request(event.request, specs, tickets, self._now)
 
     def _on_needed(self, event: Needed) -> None:
         request = self._requests.get(event.request)
@@ -262,11 +262,12 @@ class PrefillHead:
         if request.state is RequestState.FAILED:
             return
         if all(self.holds(hash) for hash in request.waits):
-            request.state, request.deadline = RequestState.READY, None
+            self._move(request, RequestState.READY)
+            request.deadline = None
             self._turns.step_out(request)
             self._deadlines.clear(request.request)
             return
-        request.state = RequestState.WAITING
+        self._move(request, RequestState.WAITING)
         self._turns.line_up(request)
         if request.deadline is None:
             request.deadline = self._now + self.settings.receive_timeout_s
@@ -299,10 +300,16 @@ class PrefillHead:
     def _fail(self, request: Request, failure: Failure) -> None:
         if request.state is RequestState.FAILED:
             return
-        request.state, request.failure = RequestState.FAILED, failure
+        self._move(request, RequestState.FAILED)
+        request.failure = failure
         self._effects.append(RequestFailed(request.request, failure))
         self.counters.add("items_unavailable")
         self._let_go(request)
+
+    def _move(self, request: Request, state: RequestState) -> None:
+        """The one place that moves a request. To stay where it is is no move."""
+        if request.state is not state:
+            request.state, request.since = state, self._now
 
     def _let_go(self, request: Request) -> None:
         """``request`` waits for nothing any more, and its rooms are not needed."""

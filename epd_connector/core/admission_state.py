@@ -251,7 +251,8 @@ class Item:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request of the scheduler. ``deadline`` is set while it waits.
+    """One request of the scheduler. ``since``: when it came into its state. ``deadline`` is set
+    while it waits.
 
     ``tickets``: rooms it brought and that were not used yet, by item hash. ``waits``:
     hashes it needs, in order. ``local``: hashes that the host encodes itself.
@@ -260,6 +261,7 @@ class Request:
     request: str
     specs: dict[str, ItemSpec]
     tickets: dict[str, deque[Ticket]]
+    since: float
     state: RequestState = RequestState.READY
     waits: dict[str, None] = field(default_factory=dict)
     local: set[str] = field(default_factory=set)

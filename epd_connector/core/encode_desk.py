@@ -39,21 +39,27 @@ class EncodeDesk:
     def find(self, address: str) -> Identity | Failure | None:
         """The engine at ``address``, why there is none to be used, or None while it is asked."""
         answer = self.topology.find(address, self.now)
-        return self._distrust(answer, address) if isinstance(answer, Identity) else answer
-
-    def _distrust(self, identity: Identity, address: str) -> Identity | Failure:
+        if not isinstance(answer, Identity):
+            return answer
         self._distrusted.forget(self.now)
+        return self.distrust(answer, address, self.now) or answer
+
+    def distrust(self, identity: Identity, address: str, now: float) -> Failure | None:
+        """Why the engine at ``address``, which is known, is not used at ``now``; None if it is.
+
+        Changes nothing.
+        """
         if not len(self._distrusted):
-            return identity
+            return None
         ranks = len(identity.ranks)
         for rank in range(self._settings.ranks):
             server = identity.ranks[serving_rank(rank, self._settings.ranks, ranks)]
-            failure = self._distrusted.find(server.incarnation)
+            failure = self._distrusted.current(server.incarnation, now)
             if failure is not None:
                 limit = f"{self._settings.failed_peer_s} s (failed_peer_s)"
                 reason = f"encode engine at {address} is not used for {limit}: {failure.reason}"
                 return Failure(failure.code, reason)
-        return identity
+        return None
 
     def is_current(self, address: str, identity: Identity | None) -> bool:
         """Whether ``identity`` is still who is at ``address``, as far as is known."""

@@ -66,7 +66,7 @@ class RoomTable:
         if self.stopped or len(self._rooms) >= self._settings.max_rooms:
             return None
         self._counters.add("rooms_opened")
-        room = self._rooms[number] = SendRoom(number, state, self.now)
+        room = self._rooms[number] = SendRoom(number, state, self.now, self.now)
         return room
 
     def claim(self, room: SendRoom, hash: str, rows: int) -> None:

@@ -129,12 +129,13 @@ class StagedCopy:
 
 @dataclass(slots=True, eq=False)
 class SendRoom:
-    """One room on one encode rank. ``since``: when it came into its state. ``receivers``: the
-    prefill ranks it serves, once known.
+    """One room on one encode rank. ``begun``: when it was first heard of; ``since``: when it came
+    into its state. ``receivers``: the prefill ranks it serves, once known.
     """
 
     room: int
     state: RoomState
+    begun: float
     since: float
     hash: str = ""
     rows: int = 0

@@ -35,6 +35,11 @@ class Tombstones(Generic[K, V]):
         entry = self._entries.get(key)
         return None if entry is None else entry[1]
 
+    def current(self, key: K, now: float) -> V | None:
+        """How ``key`` ended, unless that is ``keep_s`` ago. Changes nothing."""
+        entry = self._entries.get(key)
+        return None if entry is None or entry[0] <= now else entry[1]
+
     def remove(self, key: K) -> None:
         """Forgets ``key``, if it is remembered."""
         self._entries.pop(key, None)

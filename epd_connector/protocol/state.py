@@ -2,10 +2,11 @@
 """What an engine looks like from outside at one moment: typed, bounded, and readable as JSON.
 
 Owns the shape and the names, which tools and scripts rely on (docs/inspect.md). Does not own
-how it is collected (``core.describe_*``, ``runtime.describing``) or shown (``cli.inspect``).
+how it is collected (``core.describe``, ``runtime.describing``) or shown (``cli.inspect``).
 
-Numbers of rooms and incarnations are 16 hex digits. Ages are seconds, sizes bytes. A table
-lists its ``LISTED`` oldest entries; the totals beside it count all of them.
+Numbers of rooms and incarnations are 16 hex digits. Ages are seconds, sizes bytes: ``age_s``
+since the beginning, ``in_state_s`` since the present state. A table lists its ``LISTED`` oldest
+entries at most; the totals beside it count all of them.
 """
 
 from typing import Annotated
@@ -14,6 +15,8 @@ import msgspec
 
 LISTED = 100
 """Entries of one table, at most: so that all of them together fit into a frame."""
+LISTED_ITEMS = 16
+"""Items of one request, at most."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Text = Annotated[str, msgspec.Meta(max_length=512)]
@@ -51,6 +54,7 @@ class SendRoomState(State, frozen=True):
     room: Text
     state: Text
     age_s: float
+    in_state_s: float
     item: Text
     rows: Count
     grants: Count
@@ -70,7 +74,9 @@ class ReceiverState(State, frozen=True):
 
 
 class SendState(State, frozen=True):
-    """The sending part of a rank. ``waiting_bytes``: rows that wait for the slab."""
+    """The sending part of a rank. ``waiting_bytes``: rows that wait for the slab; ``writes``: in
+    flight, those to peers that were lost included.
+    """
 
     slab: SlabState
     room_totals: Totals
@@ -79,6 +85,7 @@ class SendState(State, frozen=True):
     peers_total: Count
     copies: Count
     waiting_bytes: Count
+    writes: Count
 
 
 class ReceiveRoomState(State, frozen=True):
@@ -87,6 +94,7 @@ class ReceiveRoomState(State, frozen=True):
     room: Text
     state: Text
     age_s: float
+    in_state_s: float
     sender: Text
     bytes: Count
 
@@ -138,15 +146,17 @@ class TransferState(State, frozen=True):
 
 
 class RequestState(State, frozen=True):
-    """One request that the prefill head knows, and the items it waits for."""
+    """One request that the prefill head knows, and the first of the ``waits`` items it needs."""
 
     request: Text
     state: Text
-    waits_for: Annotated[tuple[Text, ...], Table]
+    in_state_s: float
+    waits: Count
+    waits_for: Annotated[tuple[Text, ...], msgspec.Meta(max_length=LISTED_ITEMS)]
 
 
 class AddressState(State, frozen=True):
-    """An encode engine as the prefill head knows it."""
+    """An encode engine as the prefill head knows it. ``reason``: why it is not used, if so."""
 
     address: Text
     state: Text
@@ -154,15 +164,25 @@ class AddressState(State, frozen=True):
 
 
 class PrefillState(State, frozen=True):
-    """The prefill side of a head."""
+    """The prefill side of a head. Rows are a multiple of ``width_unit`` elements of ``dtype``."""
 
+    dtype: Text
+    width_unit: Count
     slab: SlabState
     transfer_totals: Totals
     transfers: Annotated[tuple[TransferState, ...], Table]
     request_totals: Totals
     requests: Annotated[tuple[RequestState, ...], Table]
+    encode_engine_totals: Totals
     encode_engines: Annotated[tuple[AddressState, ...], Table]
     skips_unanswered: Count
+
+
+class EncodeState(State, frozen=True):
+    """The encode side of a head. ``widths``: elements of ``dtype`` per row, by modality."""
+
+    dtype: Text
+    widths: Totals
 
 
 class FailureState(State, frozen=True):
@@ -188,8 +208,15 @@ class EngineState(State, frozen=True):
     counters: Annotated[dict[Text, float], msgspec.Meta(max_length=256)]
     failures: Annotated[tuple[FailureState, ...], Table]
     prefill: PrefillState | None
+    encode: EncodeState | None
     ranks: Annotated[tuple[RankState, ...], msgspec.Meta(max_length=1024)]
     silent_ranks: Annotated[tuple[Count, ...], msgspec.Meta(max_length=1024)]
+
+
+def bounded(text: str, chars: int) -> str:
+    """The first ``chars`` characters of ``text``, which a client may have made up, in a form
+    that can be sent."""
+    return text[:chars].encode("utf-8", "replace").decode("utf-8")
 
 
 def name(number: int) -> str:

@@ -19,15 +19,17 @@ import msgspec
 
 from epd_connector import __version__
 from epd_connector.link.base import PeerId
-from epd_connector.protocol.codec import PROTOCOL_VERSION
+from epd_connector.protocol.codec import MAX_FRAME_BYTES, PROTOCOL_VERSION
 from epd_connector.protocol.frames import EngineDescription, Report
 from epd_connector.protocol.state import (
     LISTED,
+    EncodeState,
     EngineState,
     FailureState,
     PrefillState,
     ProcessState,
     RankState,
+    bounded,
     name,
 )
 from epd_connector.stats import Counters
@@ -38,8 +40,9 @@ MAX_ASKED = 16
 """Questions that are answered at a time; more are not answered at all."""
 MAX_FAILURES = 64
 MAX_TEXT_CHARS = 500
-_FULL_RANKS = 8
-"""Engines of more ranks list fewer entries per rank, so that all fit into a frame."""
+_LENGTHS = (LISTED, 50, 25, 12, 6, 3, 1, 0)
+"""How long tables are: the first length with which everything fits into a frame."""
+_FITS_BYTES = MAX_FRAME_BYTES - 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +81,15 @@ class Describing:
         ranks_up: Callable[[], int],
         counted: Callable[[], Counters],
         prefill: Callable[[float], PrefillState | None],
+        encode: EncodeState | None,
     ) -> None:
-        """``counted``: totals of the engine so far; ``prefill``: its head at a time, if any."""
+        """``counted``: totals of the engine so far; ``prefill``: its head at a time, if any;
+        ``encode``: its encode head, if any."""
         self._place = place
         self._ranks_up = ranks_up
         self._counted = counted
         self._prefill = prefill
+        self._encode = encode
         self._started = time.monotonic()
         self._asked: list[Asked] = []
         self._failures: deque[tuple[float, str]] = deque(maxlen=MAX_FAILURES)
@@ -92,7 +98,7 @@ class Describing:
 
     def failed(self, text: str, now: float) -> None:
         """Something failed that a person may want to read about."""
-        self._failures.append((now, text[:MAX_TEXT_CHARS]))
+        self._failures.append((now, bounded(text, MAX_TEXT_CHARS)))
 
     # --- questions --------------------------------------------------------------------
 
@@ -115,10 +121,12 @@ class Describing:
         if not done:
             return []
         self._asked = [asked for asked in self._asked if asked not in done]
-        return [(a.peer, a.asker, EngineDescription(self._describe(a, now))) for a in done]
+        return [
+            (a.peer, a.asker, EngineDescription(_fitting(self._describe(a, now)))) for a in done
+        ]
 
     def next_wait(self, now: float) -> float | None:
-        """Seconds until ``take_done`` has something to give at the latest, or None."""
+        """Seconds until ``answers`` has something to give at the latest, or None."""
         return min((max(0.0, asked.until - now) for asked in self._asked), default=None)
 
     def report(self) -> Report:
@@ -153,7 +161,8 @@ class Describing:
                 FailureState(round(now - when, 3), text) for when, text in self._failures
             ),
             prefill=self._prefill(now),
-            ranks=tuple(_cut(state, place.ranks) for _, state in answers),
+            encode=self._encode,
+            ranks=tuple(state for _, state in answers),
             silent_ranks=tuple(sorted(set(range(place.ranks)) - asked.answers.keys())),
         )
 
@@ -162,17 +171,39 @@ def _floats(counters: Counters) -> dict[str, float]:
     return {name: float(count) for name, count in counters.counts().items()}
 
 
-def _cut(state: RankState, ranks: int) -> RankState:
-    """``state`` with tables as long as an engine of ``ranks`` ranks can afford."""
-    listed = max(1, LISTED * _FULL_RANKS // max(_FULL_RANKS, ranks))
-    parts = {}
-    for part in ("send", "receive"):
-        half = getattr(state, part)
-        if half is not None:
-            tables = {"rooms": half.rooms[:listed], "peers": half.peers[:listed]}
-            half = msgspec.structs.replace(half, **tables)
-        parts[part] = half
-    return msgspec.structs.replace(state, **parts)
+def _fitting(state: EngineState) -> EngineState:
+    """``state`` with tables of the first of ``_LENGTHS`` with which it fits into a frame."""
+    encoder = msgspec.msgpack.Encoder()
+    for length in _LENGTHS:
+        cut = _cut(state, length)
+        if len(encoder.encode(cut)) <= _FITS_BYTES:
+            break
+    return cut
+
+
+def _cut(state: EngineState, length: int) -> EngineState:
+    """``state`` with tables of at most ``length`` entries; what failed lately is kept."""
+    prefill = state.prefill
+    if prefill is not None:
+        prefill = msgspec.structs.replace(
+            prefill,
+            transfers=prefill.transfers[:length],
+            requests=prefill.requests[:length],
+            encode_engines=prefill.encode_engines[:length],
+        )
+    ranks = tuple(_cut_rank(rank, length) for rank in state.ranks)
+    return msgspec.structs.replace(state, prefill=prefill, ranks=ranks)
+
+
+def _cut_rank(rank: RankState, length: int) -> RankState:
+    send, receive = rank.send, rank.receive
+    if send is not None:
+        send = msgspec.structs.replace(send, rooms=send.rooms[:length], peers=send.peers[:length])
+    if receive is not None:
+        receive = msgspec.structs.replace(
+            receive, rooms=receive.rooms[:length], peers=receive.peers[:length]
+        )
+    return msgspec.structs.replace(rank, send=send, receive=receive)
 
 
 def process_state() -> ProcessState:

@@ -14,7 +14,7 @@ from collections import deque
 
 from epd_connector.core import admission_state as admission
 from epd_connector.core.admission import PrefillHead
-from epd_connector.core.describe import describe_prefill
+from epd_connector.core.describe import describe_encode, describe_prefill
 from epd_connector.core.effects import (
     Effect,
     EncodeLocally,
@@ -80,7 +80,8 @@ class HeadRuntime:
         self._switch = Switchboard(link, codec, place.incarnation, self._counters)
         self._to_ranks = Switchboard(link, codec, place.link_token, self._counters)
         self._ranks = OwnRanks(place.ranks, self._to_ranks)
-        self._describing = Describing(place, self._ranks.up, self._collect, self._describe)
+        sends = None if encode is None else describe_encode(encode)
+        self._describing = Describing(place, self._ranks.up, self._collect, self._describe, sends)
         self._loop: Loop[None] = Loop("epd-head", link, self)
         self._effects: deque[Effect] = deque()
         # Held around machine calls only, which do no I/O: microseconds.

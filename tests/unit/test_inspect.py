@@ -1,38 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`epd inspect` and `epd fence` against engines with real sockets; how large an answer gets."""
+"""`epd inspect` and `epd fence` against engines with real sockets."""
 
-import functools
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 
-from epd_connector.cli.inspect import as_text
 from epd_connector.cli.main import main
 from epd_connector.core import admission_state as admission
-from epd_connector.core.describe import describe_prefill, describe_receiver, describe_sender
-from epd_connector.link.base import PeerId
-from epd_connector.protocol.codec import MAX_FRAME_BYTES, Codec
-from epd_connector.protocol.frames import EngineDescription, Envelope
-from epd_connector.protocol.state import LISTED, EngineState, RankState, name
-from epd_connector.runtime.describing import (
-    MAX_ASKED,
-    MAX_FAILURES,
-    PATIENCE_S,
-    Describing,
-    HeadPlace,
-    process_state,
-)
+from epd_connector.protocol.state import EngineState, name
 from epd_connector.runtime.report import fetch_state
-from epd_connector.stats import Counters
-from tests.unit.admission_harness import item, known, settings
 from tests.unit.pair_bench import SLAB, WIDTH, Pair, Shape, new_id, until
-from tests.unit.receive_bench import Bench as ReceiveBench
-from tests.unit.send_bench import Bench as SendBench
 
 KEY = b"a key of more than 16 bytes"
 ROWS = 8
@@ -158,92 +139,3 @@ def test_a_key_that_cannot_be_read_is_named(
     missing = str(tmp_path / "none")
     assert main(["inspect", "127.0.0.1:1", "--auth-key-file", missing]) == 1
     assert missing in capsys.readouterr().err
-
-
-# --- who asks, and how much is said ---------------------------------------------------------
-
-
-def describing(ranks: int) -> Describing:
-    place = HeadPlace("ec_both", "f" * 500, 1, 2, ranks, "tcp://here:1", "")
-    made = Describing(place, lambda: ranks, Counters, lambda now: None)
-    for _ in range(2 * MAX_FAILURES):
-        made.failed("x" * 2000, 0.0)
-    return made
-
-
-def test_a_rank_that_does_not_answer_is_waited_for_and_named() -> None:
-    asked = describing(2)
-    assert asked.ask(PeerId(7), 9, now=10.0)
-    asked.heard(full_rank(0))
-    assert asked.answers(10.0) == []
-    assert asked.next_wait(10.0) == PATIENCE_S
-    ((peer, asker, frame),) = asked.answers(10.0 + PATIENCE_S)
-    assert (peer, asker) == (7, 9)
-    assert [rank.rank for rank in frame.state.ranks] == [0]
-    assert frame.state.silent_ranks == (1,)
-    assert asked.next_wait(10.0) is None
-
-
-def test_everybody_who_waits_is_answered_and_no_more_than_so_many_wait() -> None:
-    asked = describing(1)
-    assert [asked.ask(PeerId(n), n, now=0.0) for n in range(MAX_ASKED + 1)] == [
-        *[True] * MAX_ASKED,
-        False,
-    ]
-    asked.heard(full_rank(0))
-    assert len(asked.answers(0.0)) == MAX_ASKED
-
-
-@functools.cache
-def full_rank(rank: int) -> RankState:
-    """One whose every table holds more than can be listed."""
-    sending, receiving = SendBench(max_rooms=1000), ReceiveBench(max_rooms=1000)
-    for number in range(2 * LISTED):
-        sending.claim(number, hash=f"hash-{number}")
-        sending.hello(rank=number)
-        receiving.open(number, incarnation=10_000 + number)
-    return RankState(
-        rank=rank,
-        incarnation=name(rank),
-        endpoint="tcp://" + "h" * 250 + ":1",
-        transports=("shm", "mooncake"),
-        process=process_state(),
-        send=describe_sender(sending.machine, 1.0),
-        receive=describe_receiver(receiving.machine, 1.0),
-    )
-
-
-def test_tables_are_cut_to_the_oldest_and_totals_count_all() -> None:
-    rank = full_rank(0)
-    assert rank.send is not None
-    assert rank.receive is not None
-    assert len(rank.send.rooms) == len(rank.receive.rooms) == LISTED
-    assert rank.send.room_totals == {"claimed": 2 * LISTED}
-    assert rank.receive.room_totals == {"granted": 2 * LISTED}
-    assert rank.receive.peers_total == 2 * LISTED
-
-
-@pytest.mark.parametrize("ranks", [1, 8, 64])
-def test_however_full_the_tables_an_answer_fits_into_a_frame(ranks: int) -> None:
-    asked = describing(ranks)
-    asked.ask(PeerId(1), 1, now=0.0)
-    for rank in range(ranks):
-        asked.heard(msgspec.structs.replace(full_rank(0), rank=rank))
-    ((_, _, frame),) = asked.answers(0.0)
-    payload = Codec().encode(Envelope(1, 2, frame))
-    assert len(payload) < MAX_FRAME_BYTES
-    decoded = Codec().decode(payload).frame
-    assert isinstance(decoded, EngineDescription)
-    assert decoded.state == frame.state
-    assert as_text(frame.state)
-
-
-def test_a_prefill_head_is_described_with_what_waits_for_what() -> None:
-    head = known(settings(max_rooms=1000))
-    head.start("r", item("a", 5))
-    head.start("s", item("a", 6), item("b", 7, address="elsewhere:1"))
-    state = describe_prefill(head.head, head.now + 2.0)
-    assert state.transfer_totals == {"receiving": 1, "resolving": 1}
-    assert [(r.request, r.waits_for) for r in state.requests] == [("r", ("a",)), ("s", ("a", "b"))]
-    assert {a.address: a.state for a in state.encode_engines}["elsewhere:1"] == "asking"
-    assert [t.age_s for t in state.transfers] == [2.0, 2.0]
