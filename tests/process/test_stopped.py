@@ -34,8 +34,8 @@ RECEIVING: dict[str, object] = {
 }
 
 
-def encode_engine(engines: Engines) -> EncodeEngine:
-    return engines.encode(send_slab_bytes=LARGE + SMALL, **SOON)
+def encode_engine(engines: Engines, **keys: object) -> EncodeEngine:
+    return engines.encode(send_slab_bytes=LARGE + SMALL, **{**SOON, **keys})
 
 
 def outlast_all_timeouts(since: float) -> None:
@@ -66,7 +66,8 @@ def test_encode_engine_is_stopped(engines: Engines) -> None:
 
 def test_prefill_engine_is_stopped(engines: Engines) -> None:
     """Its encode engine stops later, so that others fill the slab before all has landed."""
-    encode, well = encode_engine(engines), encode_engine(engines)
+    # Longer than it takes to stage the rows and to give up their write, on a busy machine, too.
+    encode, well = encode_engine(engines, peer_timeout_s=8), encode_engine(engines)
     prefill = engines.prefill(extra=RECEIVING)
     prefill.load(encode, item(SMALL))
     scene = before_it_is_offered(prefill, encode, LARGE)
