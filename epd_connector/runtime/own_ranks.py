@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from epd_connector.errors import Code, Failure
 from epd_connector.link.base import PeerId
-from epd_connector.protocol.frames import AnyFrame, HeadUp, Open
+from epd_connector.protocol.frames import AnyFrame, Describe, HeadUp, Open
 from epd_connector.runtime.switchboard import Switchboard
 
 logger = logging.getLogger(__name__)
@@ -81,8 +81,8 @@ class OwnRanks:
         """Tells every rank; those that will not hear of it.
 
         An ``Open`` that cannot be queued at once is missed: somebody waits for the room and
-        is better off without it. Any other word ends something that the rank may be busy
-        with, so it waits for room in the queue.
+        is better off without it. So is a question. Any other word ends something that the
+        rank may be busy with, so it waits for room in the queue.
         """
         missed = []
         for rank in range(self._count):
@@ -94,7 +94,7 @@ class OwnRanks:
                 continue
             elif line.lost:
                 missed.append(Missed(rank, _lost(rank)))
-            elif isinstance(frame, Open):
+            elif isinstance(frame, Open | Describe):
                 reason = f"the queue of frames to rank {rank} of this engine is full"
                 missed.append(Missed(rank, Failure(Code.OVERLOADED, reason)))
             else:

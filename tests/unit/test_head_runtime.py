@@ -12,6 +12,7 @@ from epd_connector.errors import Code, Failure
 from epd_connector.protocol.frames import (
     Abandon,
     AnyFrame,
+    Describe,
     EndRoom,
     HostGone,
     Identify,
@@ -126,6 +127,17 @@ def test_an_abandon_that_finds_the_queue_full_is_said_later() -> None:
     bench.turn()
     assert bench.head._ranks.next_wait() is None
     assert bench.prefill.next_deadline() is None
+
+
+def test_a_question_does_not_wait_for_a_rank_that_is_stopped() -> None:
+    bench = Bench(ranks=1, send_queue=1)
+    bench.ranks_up()
+    for _ in range(3):
+        bench.tool.say(CONTROL, HEAD, Describe())
+        bench.turn()
+    assert bench.ranks[0].hears() == [Describe()]
+    bench.turn()
+    assert bench.ranks[0].hears() == []
 
 
 def test_words_to_end_rooms_wait_in_their_order() -> None:
