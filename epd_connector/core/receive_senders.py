@@ -120,7 +120,7 @@ class SenderDesk:
 
     def on_host(self, host: str) -> list[Sender]:
         """Processes on ``host``, which is said to be dead."""
-        return [sender for sender in self.all() if _host(sender.endpoint) == host]
+        return [sender for sender in self.all() if host_of(sender.endpoint) == host]
 
     def broken(self, endpoint: str) -> None:
         """The connection to ``endpoint`` broke: whoever has rooms there may be gone."""
@@ -199,6 +199,6 @@ class SenderDesk:
             self._effects.append(Hangup(sender.endpoint))
 
 
-def _host(endpoint: str) -> str:
+def host_of(endpoint: str) -> str:
     """``a`` of ``tcp://a:1``, ``::1`` of ``tcp://[::1]:1``."""
     return endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")

@@ -28,5 +28,6 @@ def ask(address: str, payload: bytes, timeout_s: float) -> bytes:
         link.close()
     raise LinkError(
         f"no answer from {address} within {timeout_s:g} s: check that an engine with this "
-        "connector runs there, that the port is its control_port, and that no firewall is between"
+        "connector runs there, that the port is its control_port, that both sides have the same "
+        "auth_key (--auth-key-file), and that no firewall is between"
     )

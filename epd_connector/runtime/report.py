@@ -56,9 +56,14 @@ def _answer(
 ) -> F:
     codec = Codec(key)
     asked = codec.encode(Envelope(secrets.randbits(62) + 1, 0, question))
-    answer = codec.decode(ask(address, asked, timeout_s)).frame
+    payload = ask(address, asked, timeout_s)
+    try:
+        answer = codec.decode(payload).frame
+    except ProtocolError as error:
+        raise ProtocolError(f"the answer of {address} cannot be read: {error}") from error
     if not isinstance(answer, kind):
         raise ProtocolError(
-            f"{address} answered with {type(answer).__name__}, not with {kind.__name__}"
+            f"{address} answered with {type(answer).__name__}, not with {kind.__name__}: "
+            "install the same release of epd-connector on both"
         )
     return answer

@@ -3,7 +3,9 @@
 
 import json
 import os
+import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,12 @@ import torch
 
 from epd_connector.cli.main import main
 from epd_connector.core import admission_state as admission
+from epd_connector.core.admission_state import RequestState
+from epd_connector.errors import ProtocolError
+from epd_connector.link.base import endpoint
+from epd_connector.link.zmq_link import ZmqLink
+from epd_connector.protocol.codec import Codec
+from epd_connector.protocol.frames import Envelope, Inspect
 from epd_connector.protocol.state import EngineState, name
 from epd_connector.runtime.report import fetch_state
 from tests.unit.pair_bench import SLAB, WIDTH, Pair, Shape, new_id, until
@@ -74,6 +82,8 @@ def test_an_engine_says_who_it_is_and_what_its_processes_hold(pair: Pair) -> Non
     assert state.process.resident_bytes > 1 << 20
     assert state.ranks[0].send.slab.capacity == SLAB  # type: ignore[union-attr]
     assert state.prefill is None
+    assert state.encode is not None
+    assert (state.encode.dtype, state.encode.widths) == ("bfloat16", {"image": WIDTH})
     assert state.silent_ranks == ()
 
 
@@ -105,7 +115,14 @@ def test_both_forms_are_printed(
     assert found["prefill"]["slab"]["free"] == SLAB
     assert main(arguments) == 0
     page = capsys.readouterr().out
-    for part in ("ec_consumer at", "1 of 1 ranks up", "receive slab", "no failures", "rank 0"):
+    for part in (
+        "ec_consumer at",
+        "1 of 1 ranks up",
+        "takes rows   multiples of 64 elements of bfloat16",
+        "receive slab",
+        "no failures",
+        "rank 0",
+    ):
         assert part in page
 
 
@@ -118,19 +135,109 @@ def test_without_the_key_there_is_no_answer_and_a_remedy(
     error = capsys.readouterr().err
     assert where in error
     assert "0.5 s" in error
+    assert "--auth-key-file" in error
+    assert len(error.splitlines()) == 1
+
+
+def needs_an_item(pair: Pair) -> None:
+    """A request of the prefill engine waits for a grant that the encode engine cannot answer."""
+    pair.prefill.need("r", pair.item("item", ROWS, new_id()))
+    until(lambda: bool(look(address(pair.prefill)).ranks[0].receive.rooms))  # type: ignore[union-attr]
 
 
 def test_a_host_is_declared_dead(
     pair: Pair, key_file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = [address(pair.prefill), "--dead", "10.0.0.1", "--auth-key-file", key_file]
+    needs_an_item(pair)
+    arguments = [address(pair.prefill), "--dead", "127.0.0.1", "--auth-key-file", key_file]
     assert main(["fence", *arguments]) == 0
-    assert "10.0.0.1 is dead" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "127.0.0.1 is dead" in said
+    assert "1 room(s)" in said
+    assert pair.prefill.decided("r") is RequestState.FAILED
+    assert "said to be dead" in pair.prefill.failures["r"].reason
+    until(lambda: look(address(pair.prefill)).prefill.slab.free == SLAB)  # type: ignore[union-attr]
 
 
-def test_an_encode_engine_has_nothing_to_fence(pair: Pair, key_file: str) -> None:
-    options = ["--auth-key-file", key_file, "--timeout", "0.5"]
-    assert main(["fence", address(pair.encode), "--dead", "10.0.0.1", *options]) == 1
+def test_a_host_that_nobody_knows_is_not_fenced_and_those_known_are_named(
+    pair: Pair, key_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needs_an_item(pair)
+    options = ["--auth-key-file", key_file]
+    assert main(["fence", address(pair.prefill), "--dead", "10.0.0.1", *options]) == 1
+    error = capsys.readouterr().err
+    assert "10.0.0.1" in error
+    assert "127.0.0.1" in error
+    assert pair.prefill.head.ask("r") is RequestState.WAITING
+
+
+def test_an_encode_engine_has_nothing_to_fence(
+    pair: Pair, key_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--auth-key-file", key_file]
+    assert main(["fence", address(pair.encode), "--dead", "127.0.0.1", *options]) == 1
+    assert "is an encode engine" in capsys.readouterr().err
+
+
+def test_help_says_what_a_fence_costs_if_it_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["fence", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "free again after the transport's fence" in text
+    assert "corrupts them" in text
+
+
+# --- who does not answer --------------------------------------------------------------------
+
+
+def test_a_rank_that_has_ended_is_named_and_the_rest_is_shown(
+    pair: Pair, key_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair.prefill.rank.close(3.0)
+    state = look(address(pair.prefill))
+    assert state.silent_ranks == (0,)
+    assert state.ranks == ()
+    assert state.prefill is not None
+    assert state.prefill.slab.free == SLAB
+    assert main(["inspect", address(pair.prefill), "--auth-key-file", key_file]) == 0
+    assert "ranks that did not answer: 0" in capsys.readouterr().out
+
+
+def test_many_ask_at_once_and_all_are_answered(pair: Pair) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        states = list(pool.map(look, [address(pair.prefill), address(pair.encode)] * 8))
+    assert {state.role for state in states} == {"ec_consumer", "ec_producer"}
+    assert all(len(state.ranks) == 1 for state in states)
+
+
+def test_nobody_there_and_somebody_else_there(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        where = f"127.0.0.1:{other.getsockname()[1]}"
+        assert main(["inspect", where, "--timeout", "0.2"]) == 1
+    assert main(["inspect", where, "--timeout", "0.2"]) == 1
+    for line in capsys.readouterr().err.splitlines():
+        assert where in line
+        assert "0.2 s" in line
+        assert "control_port" in line
+
+
+def test_an_answer_in_another_protocol_version_names_the_engine() -> None:
+    link = ZmqLink()
+    where = link.listen(endpoint("127.0.0.1", 0)).removeprefix("tcp://")
+    answer = bytearray(Codec().encode(Envelope(1, 0, Inspect())))
+    answer[2] += 1
+
+    def engine() -> None:
+        for peer, _ in link.wait(30.0):
+            assert link.send(peer, bytes(answer))
+            link.wait(0.0)
+
+    with ThreadPoolExecutor(1) as pool:
+        served = pool.submit(engine)
+        with pytest.raises(ProtocolError, match=f"{where}.*protocol version.*same release"):
+            fetch_state(where, 30.0)
+        served.result()
+    link.close()
 
 
 def test_a_key_that_cannot_be_read_is_named(
