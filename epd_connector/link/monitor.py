@@ -4,8 +4,6 @@
 Owns the socket on which libzmq reports. Does not own the socket that dials.
 """
 
-import contextlib
-
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
@@ -13,7 +11,10 @@ _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 
 class Monitor:
-    """Watches ``dialer`` from before its first connection on. ``up``: as of the last ``read``."""
+    """Watches ``dialer`` from before its first connection on. ``up``: as of the last ``read``.
+
+    Raises ZMQError if the process may open no more sockets; the dialer is still to be closed.
+    """
 
     def __init__(self, dialer: "zmq.Socket[bytes]") -> None:
         self.up = False
@@ -34,7 +35,9 @@ class Monitor:
                 self.up, broke = False, True
 
     def close(self) -> None:
-        """Ends the watch. Before the dialer is closed."""
-        with contextlib.suppress(zmq.ZMQError):  # The dialer's own end was first.
-            self._dialer.disable_monitor()
+        """Ends the watch. Before the dialer is closed. What was not read is read first."""
+        # An I/O thread that has no room for a report waits for it under the lock that ending the
+        # watch takes, too, with the interpreter's lock held: the process would stand still.
+        self.read()
+        self._dialer.disable_monitor()
         self.socket.close(linger=0)

@@ -52,13 +52,15 @@ class IncomingPeers(Generic[K]):
         if key is not None:
             del self._ids[key]
 
-    def lose(self, peer: PeerId) -> None:
-        """``peer`` was found to be gone; it keeps its id, should it come back."""
-        if peer in self._keys:
+    def found(self, peer: PeerId, *, gone: bool) -> None:
+        """What a frame to ``peer`` found; one that is gone keeps its id, should it come back."""
+        if gone and peer in self._keys:
             self._gone.add(peer)
+        else:
+            self._gone.discard(peer)
 
     def is_gone(self, peer: PeerId) -> bool:
-        """Whether ``peer`` was found to be gone and has not been heard since."""
+        """Whether ``peer`` was last found to be gone and has not been heard since."""
         return peer in self._gone
 
     def clear(self) -> None:

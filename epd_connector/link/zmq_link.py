@@ -43,9 +43,10 @@ BATCH = 256
 _LONGEST_POLL_MS = 3_600_000
 _SHORTEST_POLL_S = 0.001
 _CLOSE_WAIT_S = 1.0
-_SOCKETS_SPARE = 64
-# The one that dials, and the two ends on which libzmq reports of its connection.
-_SOCKETS_PER_PEER = 3
+_SOCKETS_SPARE = 1024
+# The one that dials and the two ends on which libzmq reports of its connection; as many again
+# while those of a peer that was disconnected are still being closed, in the background.
+_SOCKETS_PER_PEER = 6
 
 _log = logging.getLogger(__name__)
 
@@ -168,8 +169,7 @@ class ZmqLink:
             if identity is None:
                 continue
             sent = _try_send(listener, [identity, payload])
-            if sent is _Sent.GONE:
-                table.lose(peer)
+            table.found(peer, gone=sent is _Sent.GONE)
             return sent is _Sent.QUEUED
         return False
 
@@ -246,11 +246,13 @@ class ZmqLink:
 
     def _dial(self, endpoint: str, identity: bytes) -> tuple["zmq.Socket[bytes]", Monitor]:
         dialer = open_dialer(self._context, endpoint, identity, self._limits)
-        monitor = Monitor(dialer)
+        monitor: Monitor | None = None
         try:
+            monitor = Monitor(dialer)
             dialer.connect(endpoint)
         except zmq.ZMQError as error:
-            monitor.close()
+            if monitor is not None:
+                monitor.close()
             dialer.close(linger=0)
             raise link_error("connect", endpoint, error) from error
         return dialer, monitor
@@ -294,6 +296,10 @@ class ZmqLink:
             _log.warning("link: cannot dial anew: %s", error)
             dialed.quiet_since = now
             return False
+        if dialed.monitor.read() or dialed.monitor.up:
+            # Its monitor goes before any wait has read it.
+            self._broken[peer] = None
+            self.wake()
         self._unwatch(dialed)
         dialed.socket, dialed.monitor = dialer, monitor
         dialed.quiet_since, dialed.unanswered = now, 0

@@ -262,7 +262,7 @@ class MemoryLink:
         if connection is None or len(payload) > self._max_frame_bytes:
             return False
         if not connection.open:
-            self._incoming[connection.endpoint].lose(peer)
+            self._incoming[connection.endpoint].found(peer, gone=True)
             return False
         way = connection.to_server if dialed else connection.to_client
         if len(way.frames) >= self._send_queue:

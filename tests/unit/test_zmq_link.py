@@ -342,7 +342,7 @@ def test_dialing_and_hanging_up_leaves_no_descriptor() -> None:
     once()
     until(server, lambda: True)
     before = descriptors()
-    for _ in range(100):
+    for _ in range(200):
         once()
     until(server, lambda: descriptors() <= before + 2)
     client.close()

@@ -58,6 +58,33 @@ def test_identity_survives_a_broken_connection(make: Callable[..., ZmqLink]) -> 
             assert gather(client, 1)[0] == (to_server, b"answer")
 
 
+@pytest.mark.parametrize("first", ["server", "client"])
+def test_incoming_peer_that_dialed_again_is_not_gone_any_more(
+    make: Callable[..., ZmqLink], first: str
+) -> None:
+    server, client = make(), make()
+    upstream = server.listen(ANY_PORT).removeprefix("tcp://").split(":")
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        to_server = client.connect(f"tcp://127.0.0.1:{door.getsockname()[1]}")
+        client.send(to_server, b"only this once")
+        with _relay(door, (upstream[0], int(upstream[1]))):
+            [(to_client, _)] = gather(server, 1)
+        until(server, lambda: not server.send(to_client, b"are you there"))
+        assert server.gone(to_client)
+        until(client, lambda: client.take_broken() == [to_server])
+        assert not client.connected(to_server)
+        with _relay(door, (upstream[0], int(upstream[1]))):
+            until(client, lambda: client.connected(to_server))
+            if first == "client":
+                assert server.gone(to_client)
+                client.send(to_server, b"back again")
+                assert gather(server, 1) == [(to_client, b"back again")]
+                assert not server.gone(to_client)
+            until(server, lambda: server.send(to_client, b"welcome"))
+            assert not server.gone(to_client)
+            assert gather(client, 1) == [(to_server, b"welcome")]
+
+
 class _relay:
     """Carries the next connection of ``door`` to ``upstream``, and cuts it at the end."""
 
@@ -102,6 +129,15 @@ def start_echo(endpoint: str, prefix: str) -> tuple["subprocess.Popen[str]", str
     return process, process.stdout.readline().strip()
 
 
+def fresh(scheme: str, folder: Path) -> str:
+    """An endpoint to listen at that nobody has."""
+    return {
+        "tcp": ANY_PORT,
+        "ipc": f"ipc://@epd-test-{secrets.token_hex(8)}",
+        "ipc-path": f"ipc://{folder}/socket",
+    }[scheme]
+
+
 def end(process: "subprocess.Popen[str]") -> None:
     process.send_signal(signal.SIGKILL)
     process.communicate()
@@ -111,12 +147,7 @@ def end(process: "subprocess.Popen[str]") -> None:
 def test_killed_process_that_comes_back_is_found(
     make: Callable[..., ZmqLink], scheme: str, tmp_path: Path
 ) -> None:
-    wanted = {
-        "tcp": ANY_PORT,
-        "ipc": f"ipc://@epd-test-{secrets.token_hex(8)}",
-        "ipc-path": f"ipc://{tmp_path}/socket",
-    }[scheme]
-    process, endpoint = start_echo(wanted, "1")
+    process, endpoint = start_echo(fresh(scheme, tmp_path), "1")
     client = make()
     peer = client.connect(endpoint)
     client.send(peer, b"x")
@@ -133,6 +164,37 @@ def test_killed_process_that_comes_back_is_found(
     until(client, answered)
     end(process)
     assert set(heard) == {(peer, b"2x")}
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "ipc", "ipc-path"])
+def test_killed_process_ends_a_wait_and_is_told_as_broken(
+    make: Callable[..., ZmqLink], scheme: str, tmp_path: Path
+) -> None:
+    process, endpoint = start_echo(fresh(scheme, tmp_path), "1")
+    client = make()
+    peer = client.connect(endpoint)
+    until(client, lambda: client.connected(peer))
+    client.wait(0)
+    process.send_signal(signal.SIGKILL)
+    gave_up = threading.Event()
+
+    def give_up() -> None:
+        gave_up.set()
+        client.wake()
+
+    watchdog = threading.Timer(PATIENCE_S, give_up)
+    watchdog.start()
+    while client.connected(peer) and not gave_up.is_set():
+        client.wait(None)
+    watchdog.cancel()
+    watchdog.join()
+    process.communicate()
+    assert not gave_up.is_set()
+    assert client.take_broken() == [peer]
+    process, _ = start_echo(endpoint, "2")
+    until(client, lambda: client.connected(peer))
+    assert client.take_broken() == []
+    end(process)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost"])
