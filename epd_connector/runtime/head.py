@@ -112,8 +112,8 @@ class HeadRuntime:
             deadline = time.monotonic() + timeout_s
             while not self._idle() and time.monotonic() < deadline:
                 time.sleep(0.01)
-        self._loop.stop(timeout_s)
-        self._link.close()
+        if self._loop.stop(timeout_s):
+            self._link.close()
 
     @property
     def control(self) -> str:

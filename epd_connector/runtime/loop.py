@@ -87,12 +87,24 @@ class Loop(Generic[P]):
         self._link.wake()
 
     def stop(self, timeout_s: float) -> bool:
-        """Ends the thread once it has handled what was posted; whether it has. Idempotent."""
+        """Ends the thread once it has handled what was posted; whether it has. Idempotent.
+
+        A thread that has not ended goes on with its link and with what its driver works with:
+        neither may be closed under it.
+        """
         self._stopping.set()
         self._link.wake()
         if self._started and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        if self._thread.is_alive():
+            logger.error(
+                "%s: has not ended within %g s; it keeps its sockets and memory until the process "
+                "ends",
+                self._thread.name,
+                timeout_s,
+            )
+            return False
+        return True
 
     def _run(self) -> None:
         stopping = False

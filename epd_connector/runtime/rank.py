@@ -155,7 +155,11 @@ class RankRuntime:
         return self._loop.post(post, bounded=not isinstance(post, Loaded))
 
     def close(self, timeout_s: float) -> None:
-        """Withdraws and refuses everything, waits for writes a while, ends the threads."""
+        """Withdraws and refuses everything, waits for writes a while, ends the threads.
+
+        Peers are hung up on only where nothing can write any more: a process whose host refuses
+        connections is taken for dead, and its regions get other tenants.
+        """
         if self._closed:
             return
         self._closed = True
@@ -163,11 +167,13 @@ class RankRuntime:
         deadline = time.monotonic() + timeout_s
         while not self._quiet() and time.monotonic() < deadline:
             time.sleep(0.01)
-        self._loop.stop(timeout_s)
+        stopped = self._loop.stop(timeout_s)
         self._staging.close(timeout_s)
         self._prober.close(timeout_s)
-        self._writes.close()
-        self._link.close()
+        if stopped:
+            self._writes.close()
+            if self._writes.quiet():
+                self._link.close()
 
     def _quiet(self) -> bool:
         idle = self._receiver is None or self._receiver.idle()

@@ -6,12 +6,15 @@ not own decisions (``core.send``) or how bytes travel (``transport``). Used by t
 thread; ``in_flight`` by any.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 
 from epd_connector.core.effects import Write
 from epd_connector.core.send_events import Wrote
 from epd_connector.errors import Code, Failure
 from epd_connector.transport.base import Span, Transport, WriteState
+
+logger = logging.getLogger(__name__)
 
 _PATIENCE = 100
 """A write is asked after again when its time so far has grown by one part in so many."""
@@ -90,6 +93,15 @@ class Writes:
             self._transports[transport].forget(session)
 
     def close(self) -> None:
-        """Ends the transports. Idempotent."""
+        """Ends the transports, and waits a while for what is under way. Idempotent."""
         for transport in self._transports.values():
             transport.close()
+            if not transport.quiet():
+                logger.warning(
+                    "%s: a write has not ended; slabs and sockets are kept until the process ends",
+                    transport.name,
+                )
+
+    def quiet(self) -> bool:
+        """Whether nothing that was started here can read or write any more. After ``close``."""
+        return all(transport.quiet() for transport in self._transports.values())

@@ -168,8 +168,4 @@ class RankAdapter:
         timeout_s = self._config.shutdown_timeout_s
         parts.runtime.close(timeout_s)
         self._readers.close(timeout_s)
-        # A write that is still under way reads the send slab: then it must stay mapped.
-        if parts.send_slab is not None and all(t.quiet() for t in parts.transports.values()):
-            parts.send_slab.close()
-        if parts.receive_slab is not None:
-            parts.receive_slab.close()
+        parts.free()

@@ -176,6 +176,18 @@ class RankParts(NamedTuple):
     receive_slab: "SlabMemory | None"
     rows: "TensorRows | None"
 
+    def free(self) -> None:
+        """Gives the slabs back, once the runtime has been closed.
+
+        Where a transport has not come to an end, it still reads the send slab, and may still
+        serve peers that write into the receive slab: then both stay mapped.
+        """
+        if not all(transport.quiet() for transport in self.transports.values()):
+            return
+        for slab in (self.send_slab, self.receive_slab):
+            if slab is not None:
+                slab.close()
+
 
 def share_receive_slab(config: Config, group: "GroupCoordinator") -> "SlabMemory":
     """The one receive slab of all ranks of ``group``: its first makes it, the others map it.
