@@ -26,7 +26,7 @@ from epd_connector.protocol.state import (
     TransferState,
 )
 
-_WIDEST = 100
+_WIDEST = 120
 _ROWS = 20
 """Rows of one table on the page; JSON has all that the engine listed."""
 _FAILURES = 8
@@ -148,7 +148,7 @@ def _send(send: SendState) -> list[str]:
     waiting = f", {_size(send.waiting_bytes)} wait for memory" if send.waiting_bytes else ""
     rooms = [
         f"{r.room}  {r.state:<10} {_span(r.in_state_s):>8}  {r.rows} rows of {r.item or '?'}, "
-        f"grants: {r.grants}, answered {r.answered}, being written {r.writing}"
+        f"grants {r.grants}, answered {r.answered}, writing {r.writing}"
         for r in send.rooms
     ]
     peers = [
