@@ -122,10 +122,15 @@ class Disasters:
             self._back(partial(world.start_prefill, place, where), rng.choice((0.0, 1.0, 6.0)))
 
     def _back(self, start: Callable[[], object], after: float) -> None:
-        def do() -> None:
-            start()
+        """An engine starts again; now and then it ends again very soon."""
+        world = self._world
 
-        self._world.timeline.after(after, do)
+        def do() -> None:
+            started = start()
+            if isinstance(started, EncodeEngine) and world.unlucky(0.25):
+                world.soon(partial(self._end_encode, started), 2.0)
+
+        world.timeline.after(after, do)
 
     def _rank_ends(self) -> None:
         """One rank ends; its engine follows, as its host sees to it."""

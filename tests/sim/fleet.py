@@ -20,7 +20,7 @@ from tests.sim.disasters import Disasters
 from tests.sim.encode import MODALITY, EncodeEngine, EncodeHeadProcess, EncodeProcess
 from tests.sim.ground import Ground
 from tests.sim.heads import PrefillHeadProcess
-from tests.sim.invariants import RequestsEndOnce, TheNextRequestWorks
+from tests.sim.invariants import NothingIsKeptForNobody, RequestsEndOnce, TheNextRequestWorks
 from tests.sim.jobs import End, Job
 from tests.sim.network import Host
 from tests.sim.prefill import PrefillEngine, PrefillProcess
@@ -33,6 +33,9 @@ RECOVERY_S = 45.0
 """Seconds of calm after which everything works again."""
 REST_S = 100.0
 """Seconds of calm after which nothing is left of what was before."""
+SOON_S = 5.0
+"""Seconds after which an encode engine holds nothing of a request that was served; before
+``offer_timeout_s`` would end it."""
 SWEEP_S = 1.0
 OVER = Failure(Code.ENCODE_FAILED, "the request is over")
 MAX_ROWS = 60
@@ -67,8 +70,11 @@ class Fleet(Ground):
             self.start_encode(place, f"encode-{place}")
         for place in range(len(self.shape.prefill)):
             self.start_prefill(place, f"prefill-{place}")
+        when = 0.0
         for number in range(requests):
-            when = rng.uniform(0.0, weather.calm_at)
+            # Some come at once, so that they want the same items and the same memory.
+            if not (self.shape.bursts and rng.random() < 0.6):
+                when = rng.uniform(0.0, weather.calm_at)
             self.timeline.at(when, partial(self._request, f"request-{number}"))
         self.timeline.at(weather.calm_at + RECOVERY_S, self._last_requests)
         self._plan_sweeps()
@@ -135,18 +141,30 @@ class Fleet(Ground):
 
         More ``places`` than one is what must not be: they are told of one room.
         """
-        self.timeline.at(when, partial(self._item_for_all, name, encode, places, encoded_after_s))
+
+        def arrive() -> None:
+            self._item_for_all(name, encode, places, encoded_after_s)
+
+        self.timeline.at(when, arrive)
 
     def _item_for_all(
-        self, name: str, encode: str, places: tuple[int, ...], encoded_after_s: float
-    ) -> None:
+        self,
+        name: str,
+        encode: str,
+        places: tuple[int, ...],
+        encoded_after_s: float,
+        twice: bool = False,
+    ) -> set[int]:
         engine = self.encodes[encode]
-        room = self.new_id()
-        spec = ItemSpec(name, MAX_ROWS, MODALITY, room, engine.address)
+        spec = ItemSpec(name, MAX_ROWS, MODALITY, self.new_id(), engine.address)
+        specs = (spec, self._same_item(spec)) if twice else (spec,)
         for place in places:
-            self._start(place, name, (spec,))
-        engine.tell(Claim(room, spec.hash, spec.rows))
+            self._start(place, name, specs)
+        for each in specs:
+            assert each.room is not None
+            engine.tell(Claim(each.room, spec.hash, spec.rows))
         self.timeline.after(encoded_after_s, lambda: engine.encoded(spec.hash, spec.rows))
+        return {each.room for each in specs if each.room is not None}
 
     def _request(self, name: str) -> None:
         """A request of some items comes to a prefill engine and to their encode engines."""
@@ -165,13 +183,17 @@ class Fleet(Ground):
                 self._encode(spec, spec.room)
 
     def _draw_item(self) -> ItemSpec:
-        hash = f"item-{self.rng.randrange(self.shape.items)}"
-        rows = 1 + sum(map(ord, hash)) * 7 % MAX_ROWS
-        encodable = self.unlucky(0.4)
+        number = self.rng.randrange(self.shape.items)
+        hash = f"item-{number}"
+        rows = 1 + number * 17 % MAX_ROWS if self.shape.small_items else MAX_ROWS - number
+        encodable = self.unlucky(self.shape.encodable)
         if self.unlucky(0.05):
             return ItemSpec(hash, rows, MODALITY, encodable=encodable)
-        address = self.rng.choice(list(self.encodes.values())).address
-        return ItemSpec(hash, rows, MODALITY, self.new_id(), address, encodable)
+        engine = self.rng.choice(list(self.encodes.values()))
+        if not engine.alive and self.rng.random() < 0.7:
+            # Whoever sends requests around notices after a while who is not there.
+            engine = self.rng.choice(list(self.encodes.values()))
+        return ItemSpec(hash, rows, MODALITY, self.new_id(), engine.address, encodable)
 
     def _same_item(self, spec: ItemSpec) -> ItemSpec:
         room = None if spec.room is None else self.new_id()
@@ -202,10 +224,24 @@ class Fleet(Ground):
         after(encoded + 0.2, lambda: engine.head.tell(over))
 
     def _last_requests(self) -> None:
+        """One after the other, each for an item that is twice in its prompt."""
+        wait = 0.0
         for place in self.schedulers:
             for name, engine in self.encodes.items():
                 if engine.alive:
-                    self._item_for_all(f"{LAST}-{place}-{name}", name, (place,), 0.1)
+                    self.timeline.after(wait, partial(self._last_request, place, name))
+                    wait += 1.0
+
+    def _last_request(self, place: int, encode: str) -> None:
+        rooms = self._item_for_all(f"{LAST}-{place}-{encode}", encode, (place,), 0.1, True)
+        self.timeline.after(SOON_S, partial(self._hold_nothing_kept, rooms))
+
+    def _hold_nothing_kept(self, rooms: set[int]) -> None:
+        for process in self.encode_ranks():
+            kept = rooms & process.machine.rooms().keys()
+            NothingIsKeptForNobody.hold(
+                not kept, lambda process=process, kept=kept: f"{process.name}: rooms {kept}"
+            )
 
     # --- what must hold ---------------------------------------------------------------
 
@@ -227,6 +263,7 @@ class Fleet(Ground):
                 process.audit()
         for scheduler in self.schedulers.values():
             scheduler.head.hold_held()
+            scheduler.head.hold_progress()
 
     def _plan_sweeps(self) -> None:
         when = SWEEP_S

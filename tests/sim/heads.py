@@ -15,6 +15,7 @@ from epd_connector.core.admission_state import (
     Broken,
     FromEncodeHead,
     FromRank,
+    RequestState,
     Tick,
     TransferState,
 )
@@ -39,7 +40,11 @@ from epd_connector.protocol.frames import (
     SkipRooms,
 )
 from tests.sim.encode import FAILED_PEER_S, MAX_ROOMS, MODEL, EncodeHeadProcess
-from tests.sim.invariants import NothingIsLeft, PublishedBytesAreRight
+from tests.sim.invariants import (
+    NobodyWaitsForEachOther,
+    NothingIsLeft,
+    PublishedBytesAreRight,
+)
 from tests.sim.memory import DTYPE, ROW_NBYTES, WIDTH
 from tests.sim.network import Host
 from tests.sim.prefill import PrefillEngine
@@ -114,13 +119,14 @@ class PrefillHeadProcess(MachineProcess):
             self.tell(FromRank(rank, RoomFailed(room, RANK_GONE)))
 
     def tell(self, event: AdmissionEvent) -> None:
-        self.run(partial(self._take, event))
+        self.run(partial(self.decide, event))
 
-    def _take(self, event: AdmissionEvent) -> None:
+    def decide(self, event: AdmissionEvent) -> None:
+        """For the scheduler, which runs in this process: it decides at once, and sends later."""
         self.drive(event, lambda: list(self.machine.handle(event, self.world.now)))
 
     def _tick(self) -> None:
-        self._take(Tick())
+        self.decide(Tick())
 
     def _tell_ranks_gone(self, host: str) -> None:
         for rank in range(len(self.engine.ranks)):
@@ -188,6 +194,19 @@ class PrefillHeadProcess(MachineProcess):
                         transfer.region.offset,
                         transfer.layout,
                     )
+
+    def hold_progress(self) -> None:
+        """Requests that wait do so for something: an encode engine, a rank, or one that runs."""
+        machine, desk = self.machine, self.machine._desk
+        states = [request.state for request in machine._requests.values() if request.waits]
+        stuck = RequestState.WAITING in states and RequestState.READY not in states
+        stuck = stuck and all(
+            t.state in (TransferState.QUEUED, TransferState.READY) and not t.loads
+            for t in desk.transfers.values()
+        )
+        NobodyWaitsForEachOther.hold(
+            not stuck or desk._promised, lambda: f"{self.name}: {machine.transfers()}"
+        )
 
     def hold_rest(self) -> None:
         machine, balance = self.machine, self.machine.balance()

@@ -86,6 +86,14 @@ class NothingIsLeft(Invariant):
     """After quiet time nothing is left: no room, transfer, grant, copy, row, region or wait."""
 
 
+class NothingIsKeptForNobody(Invariant):
+    """What nobody needs any more is let go of at once, not when its offer times out."""
+
+
+class NobodyWaitsForEachOther(Invariant):
+    """While a request waits, something is under way that may end its wait, besides deadlines."""
+
+
 class DeadlinesAreKept(Invariant):
     """No deadline is missed by more than a tick: of requests, of rooms, of writes."""
 
@@ -108,6 +116,8 @@ ALL: tuple[type[Invariant], ...] = (
     RoomsConcludeOnce,
     GrantsAreAnsweredOneWay,
     NothingIsLeft,
+    NothingIsKeptForNobody,
+    NobodyWaitsForEachOther,
     DeadlinesAreKept,
     SilenceIsNoticed,
     TheNextRequestWorks,

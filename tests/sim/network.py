@@ -66,6 +66,7 @@ class Network:
         self._endpoints: dict[str, Endpoint] = {}
         self._cut: dict[frozenset[int | str], float] = {}
         self._died: dict[int, float] = {}
+        self._lines: dict[tuple[int, int], float] = {}
 
     # --- hosts and connections --------------------------------------------------------
 
@@ -190,15 +191,18 @@ class Network:
     def carry(
         self, sender: Dialer | Process, receiver: Process, deliver: Callable[[Process], None]
     ) -> None:
-        """``deliver`` happens when the frame arrives: not at all, once or twice, in any order."""
+        """``deliver`` happens when the frame arrives: in order, or late, twice, not at all."""
         weather, rng = self._weather, self._rng
         if self._unlucky(weather.lost):
             return
         for _ in range(1 + self._unlucky(weather.repeated)):
-            delay = rng.uniform(0.0005, 0.005)
+            line = (sender.incarnation, receiver.incarnation)
+            when = self._timeline.now + rng.uniform(0.0005, 0.005)
             if self._unlucky(weather.late):
-                delay = rng.uniform(0.005, MOST_LATE_S)
-            self._timeline.after(delay, partial(self._arrive, sender, receiver, deliver))
+                when += rng.uniform(0.0, MOST_LATE_S)
+            else:
+                when = self._lines[line] = max(when, self._lines.get(line, 0.0) + 1e-9)
+            self._timeline.at(when, partial(self._arrive, sender, receiver, deliver))
 
     def _arrive(
         self, sender: Dialer | Process, receiver: Process, deliver: Callable[[Process], None]

@@ -22,7 +22,7 @@ from epd_connector.protocol.frames import AnyFrame, Grant, RoomLanded, RoomRelea
 from epd_connector.rows import Layout, shard_rows, wanted_rows
 from tests.sim.audits import PrefillAudit
 from tests.sim.encode import MAX_ROOMS, PEER_TIMEOUT_S, EncodeProcess
-from tests.sim.invariants import NothingIsLeft
+from tests.sim.invariants import NothingIsLeft, PublishedBytesAreRight
 from tests.sim.memory import FENCE_S, ROW_NBYTES, ReceiveMemory, Session
 from tests.sim.network import Host
 from tests.sim.process import MachineProcess, Process
@@ -77,7 +77,12 @@ class PrefillProcess(MachineProcess):
 
     def writer_of(self, room: int) -> int:
         """Which process wrote this rank's rows of ``room``, which has landed."""
-        return self._audit.writers[room]
+        writer = self._audit.writers.get(room)
+        PublishedBytesAreRight.hold(
+            writer is not None, lambda: f"{self.name}: room {room} has not landed"
+        )
+        assert writer is not None
+        return writer
 
     def audit(self) -> None:
         self._audit.hold()

@@ -10,7 +10,7 @@ from tests.sim.invariants import Invariant, Violation
 from tests.sim.trace import KEPT
 from tests.sim.weather import draw_shape, draw_weather
 
-MOST_REQUESTS = 12
+MOST_REQUESTS = 18
 
 
 @dataclass(frozen=True, slots=True)

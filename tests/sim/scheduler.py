@@ -129,7 +129,7 @@ class Scheduler:
     def _over(self, job: Job, end: End) -> None:
         self._forget(job, end)
         self._cache.left(job.request)
-        self.head.tell(Left(job.request))
+        self.head.decide(Left(job.request))
 
     def _forget(self, job: Job, end: End) -> None:
         job.ends(end)
@@ -165,7 +165,7 @@ class Scheduler:
         self._cache.pass_ended()
         if self._promised:
             self._promised = False
-            self.head.tell(PassEnded())
+            self.head.decide(PassEnded())
         self._passing = False
         acts, self._after_pass = self._after_pass, []
         for act in acts:
@@ -199,14 +199,14 @@ class Scheduler:
             job.unspared.difference_update(spared)
             job.needed.difference_update(spared)
             job.ticketed.difference_update(spared)
-            self.head.tell(Spared(job.request, tuple(sorted(spared))))
+            self.head.decide(Spared(job.request, tuple(sorted(spared))))
 
     # --- may it run? ------------------------------------------------------------------
 
     def _join(self, job: Job) -> None:
         if not job.joined:
             job.joined = True
-            self.head.tell(Joined(job.request, job.items))
+            self.head.decide(Joined(job.request, job.items))
 
     def _available(self, job: Job) -> bool:
         """Whether everything that the request still has to compute can be had now."""
@@ -216,8 +216,10 @@ class Scheduler:
         if needed and job.failure is None:
             fresh = tuple(hash for hash in needed if hash not in job.needed)
             if fresh:
+                if self._machine._requests[job.request].state is not RequestState.WAITING:
+                    job.waits_no_more()
                 job.needed.update(fresh)
-                self.head.tell(Needed(job.request, fresh))
+                self.head.decide(Needed(job.request, fresh))
             self._ask(job)
         self._hear()
         if job.failure is not None:
@@ -290,7 +292,7 @@ class Scheduler:
     def _promise(self, job: Job, hash: str) -> bool:
         if self._machine.holds(hash):
             self._promised = True
-            self.head.tell(Promised(hash))
+            self.head.decide(Promised(hash))
             return True
         RequestsEndOnce.hold(
             job.specs[hash].encodable,
@@ -312,7 +314,7 @@ class Scheduler:
         transfer = self._machine.held(hash)
         assert transfer.region is not None
         offset = transfer.region.offset
-        self.head.tell(Loading(job.request, hash))
+        self.head.decide(Loading(job.request, hash))
         job.needed.discard(hash)
         job.ticketed.discard(hash)
         for rank in range(len(self.head.engine.ranks)):

@@ -7,6 +7,10 @@ Owns when something happens. Knows nothing of what it is.
 import heapq
 from collections.abc import Callable
 
+from tests.sim.invariants import DeadlinesAreKept
+
+MOST_RINGS = 10
+"""Times that a machine may be told of one moment."""
 TIMER_LATE_S = 1e-6
 """Seconds by which a timer may be late in a world where nothing else is."""
 
@@ -51,6 +55,8 @@ class Alarm:
         self._due = due
         self._ring = ring
         self._when: float | None = None
+        self._rang_at = -1.0
+        self._rings_in_vain = 0
 
     def set(self) -> None:
         when = self._due()
@@ -61,5 +67,15 @@ class Alarm:
     def _rings(self, when: float) -> None:
         if self._when == when:
             self._when = None
+            self._hold_is_new()
             self._timeline.steps += 1
             self._ring()
+
+    def _hold_is_new(self) -> None:
+        """A machine that is not content when it was told what time it is would spin."""
+        again = self._timeline.now == self._rang_at
+        self._rings_in_vain = self._rings_in_vain + 1 if again else 0
+        self._rang_at = self._timeline.now
+        DeadlinesAreKept.hold(
+            self._rings_in_vain < MOST_RINGS, f"the alarm rings for ever at {self._rang_at}"
+        )

@@ -76,7 +76,8 @@ class Shape:
     of the process that is written to, as over shared memory or RDMA; over a socket they do.
     ``shares``: which prefill engines have one slab for all ranks, by place; None: drawn.
     ``cache_items``: items that a host's encoder cache holds. ``items``: different ones that
-    requests ask for.
+    requests ask for; ``small_items``: of all sizes, not of the same large one. ``encodable``: share
+    of items whose pixels the host has. ``bursts``: many requests come at once.
     """
 
     encode: tuple[int, ...]
@@ -87,6 +88,9 @@ class Shape:
     shares: tuple[bool, ...] | None = None
     cache_items: int = 8
     items: int = 12
+    small_items: bool = True
+    encodable: float = 0.4
+    bursts: bool = False
 
 
 def draw_weather(rng: random.Random) -> Weather:
@@ -112,5 +116,8 @@ def draw_shape(rng: random.Random) -> Shape:
         direct=rng.random() < 0.4,
         shares=tuple(ranks > 1 and rng.random() < 0.4 for ranks in prefill),
         cache_items=rng.choice((1, 2, 3, 8)),
-        items=rng.choice((2, 4, 6, 12)),
+        items=rng.choice((3, 4, 6, 12)),
+        small_items=rng.random() < 0.5,
+        encodable=rng.choice((0.0, 0.3, 0.9)),
+        bursts=rng.random() < 0.5,
     )
