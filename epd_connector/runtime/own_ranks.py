@@ -58,8 +58,8 @@ class OwnRanks:
         self._news: list[_Line] = []
 
     def up(self) -> int:
-        """How many ranks have announced themselves."""
-        return len(self._lines)
+        """How many ranks have announced themselves and are not known to be gone."""
+        return sum(not line.lost for line in self._lines.values())
 
     def announced(self, rank: int, peer: PeerId, incarnation: int) -> bool:
         """Rank ``rank`` is up and reached as ``peer``; False where there is no such rank."""
