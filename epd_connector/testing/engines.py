@@ -26,6 +26,7 @@ from typing import Literal, Self
 from epd_connector.testing import chat as http
 from epd_connector.testing.chat import ChatResult, JSONValue, Message
 from epd_connector.testing.ports import Ports
+from epd_connector.testing.processes import group_members, title_of
 
 SERVER = "vllm.entrypoints.openai.api_server"
 BASE_FLAGS = (
@@ -85,6 +86,10 @@ class EngineSpec:
     """host:port of the connector's head; empty for an engine on its own."""
     ports: Ports | None = None
     """Keeps the control ports for this engine."""
+    host: str = "127.0.0.1"
+    """Address on which its HTTP server listens, and which stands for its control host."""
+    launcher: Sequence[str] = ()
+    """A command that becomes the server, given its command line: `ip netns exec NAME`."""
 
 
 def connector_spec(
@@ -95,6 +100,8 @@ def connector_spec(
     *,
     flags: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
+    host: str = "127.0.0.1",
+    launcher: Sequence[str] = (),
 ) -> EngineSpec:
     """A spec of an engine that uses the connector, on free control ports of this machine.
 
@@ -102,7 +109,7 @@ def connector_spec(
     """
     ports = Ports(1 + MAX_RANKS)
     settings: dict[str, JSONValue] = {
-        "control_host": "127.0.0.1",
+        "control_host": host,
         "control_port": ports.first,
         **(extra or {}),
     }
@@ -112,7 +119,11 @@ def connector_spec(
         "ec_connector_extra_config": settings,
     }
     address = f"{settings['control_host']}:{settings['control_port']}"
-    return EngineSpec(name, model, transfer, tuple(flags), dict(env or {}), address, ports)
+    return EngineSpec(
+        *(name, model, transfer, tuple(flags), dict(env or {}), address, ports),
+        host=host,
+        launcher=tuple(launcher),
+    )
 
 
 class EngineProcess:
@@ -129,7 +140,7 @@ class EngineProcess:
         self.name = spec.name
         self.control_address = spec.control_address
         self._ports = server_ports or Ports(1)
-        self.address = ("127.0.0.1", self._ports.first)
+        self.address = (spec.host, self._ports.first)
         self.log_path = log_directory / f"{spec.name}.log"
         self._started = time.monotonic()
         with self.log_path.open("wb") as log:
@@ -253,7 +264,7 @@ class EngineProcess:
                 os.killpg(self.pid, number)
 
     def _command(self) -> list[str]:
-        command = [sys.executable, "-m", SERVER, f"--model={self.spec.model}"]
+        command = [*self.spec.launcher, sys.executable, "-m", SERVER, f"--model={self.spec.model}"]
         command += [f"--host={self.address[0]}", f"--port={self.address[1]}", *BASE_FLAGS]
         if self.spec.ec_transfer is not None:
             command += ["--ec-transfer-config", json.dumps(self.spec.ec_transfer)]
@@ -299,31 +310,6 @@ def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
             return False
         time.sleep(_POLL_S / 4)
     return True
-
-
-def group_members(group: int) -> list[int]:
-    """Ids of the processes of a process group that are not zombies (Linux)."""
-    members = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            stat = (entry / "stat").read_text()
-        except OSError:
-            continue
-        # The command name in parentheses may hold spaces; the fields after it do not.
-        state, _parent, pgrp = stat.rpartition(")")[2].split()[:3]
-        if int(pgrp) == group and state != "Z":
-            members.append(int(entry.name))
-    return members
-
-
-def title_of(pid: int) -> str:
-    """What a process calls itself, or its command line; empty if it is gone."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-    except OSError:
-        return ""
 
 
 def mint_room() -> str:

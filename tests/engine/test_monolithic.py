@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from epd_connector.testing.chat import user_message
-from epd_connector.testing.engines import EngineError, EngineProcess, EngineSpec, group_members
+from epd_connector.testing.engines import EngineError, EngineProcess, EngineSpec
 from epd_connector.testing.pictures import default_picture, random_picture, random_video
+from epd_connector.testing.processes import group_members
 from epd_connector.testing.tiny_models import ModelKind
 from tests.engine.fleet import Monolithics
 

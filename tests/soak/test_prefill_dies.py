@@ -13,19 +13,8 @@ from dataclasses import dataclass
 import pytest
 
 from epd_connector.testing.engines import ONE_THREAD, EngineProcess
-from tests.soak.stage import (
-    LARGE,
-    Errand,
-    Stage,
-    core,
-    counter,
-    in_order,
-    settled,
-    stopped,
-    unread,
-    until,
-    worker,
-)
+from tests.engine.trouble import core, counter, in_order, settled, stopped, unread, until, worker
+from tests.soak.stage import LARGE, Errand, Stage
 
 pytestmark = pytest.mark.engine
 
@@ -76,8 +65,7 @@ def encode(stage: Stage) -> Iterator[EngineProcess]:
 @pytest.fixture(scope="module")
 def engines(stage: Stage, encode: EngineProcess) -> Two:
     prefill = stage.start("ec_consumer")
-    for engine in (encode, prefill):
-        engine.wait_ready()
+    stage.ready(encode, prefill)
     two = Two(stage, encode, prefill)
     two.works()
     return two
@@ -141,7 +129,7 @@ def test_one_rank_of_two_is_killed_in_the_middle_of_a_write(stage: Stage, two: T
     """The host then ends the whole engine. The other rank has its rows by then."""
     flags = (f"--tensor-parallel-size={RANKS}",)
     prefill = stage.start("ec_consumer", flags=flags, env=ONE_THREAD)
-    prefill.wait_ready()
+    stage.ready(prefill)
     pair = Two(stage, two.encode, prefill)
     pair.works()
     errand = pair.granted()
