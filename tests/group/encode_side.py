@@ -22,6 +22,12 @@ class EncodeSide:
     def __init__(self, host: HostConfig) -> None:
         torch.set_num_threads(1)
         use_gated_links()
+        self._host = host
+        self.begin()
+
+    def begin(self) -> None:
+        """The engine starts; once more, where it was closed."""
+        host = self._host
         config = host.read()
         ranks = host.parallel_config.tensor_parallel_size
         self.head = make_head(config, host)
@@ -95,6 +101,5 @@ def held_back(side: EncodeSide) -> int:
 def close(side: EncodeSide) -> None:
     for parts in side.ranks:
         parts.runtime.close(3)
-        assert parts.send_slab is not None
-        parts.send_slab.close()
+        parts.free()
     side.head.close(3)

@@ -197,6 +197,12 @@ class Prefill:
 
     def __init__(self, host: HostConfig, place: Place, head: bool, ranks: Sequence[int]) -> None:
         enter(place)
+        self._made_of = (host, head, tuple(ranks))
+        self.begin()
+
+    def begin(self) -> None:
+        """The engine starts; once more, where it was closed."""
+        host, head, ranks = self._made_of
         config = host.read()
         self.runtime: HeadRuntime | None = make_head(config, host) if head else None
         self.ranks: list[RankParts] = []
@@ -390,10 +396,18 @@ def _is_written(probe: memoryview) -> bool:
     return probe != _BLANK
 
 
+# --- ends and beginnings ------------------------------------------------------------------------
+
+
+def begin(side: Prefill | Encode) -> None:
+    """The engine starts once more."""
+    side.begin()
+
+
 def close(side: Prefill) -> None:
+    """The engine ends in good order, and its process goes on."""
     for parts in side.ranks:
         parts.runtime.close(3)
-        assert parts.receive_slab is not None
-        parts.receive_slab.close()
+        parts.free()
     if side.runtime is not None:
         side.runtime.close(3)
