@@ -271,7 +271,7 @@ class ZmqLink:
         dialed.socket.close(linger=0)
 
     def _send_dialed(self, peer: PeerId, dialed: _Dialed, payload: bytes) -> bool:
-        sent = _try_send(dialed.socket, [payload])
+        sent = _Sent.GONE if dialed.monitor.given_up else _try_send(dialed.socket, [payload])
         if sent is not _Sent.QUEUED and self._revived(peer, dialed):
             sent = _try_send(dialed.socket, [payload])
         if sent is not _Sent.QUEUED:
@@ -283,11 +283,14 @@ class ZmqLink:
         """Dial anew if this socket is dead rather than full.
 
         libzmq never dials again after a peer broke the protocol (another kind of socket at that
-        port, a frame far too large): such a socket takes no frame any more, for ever. A full
-        queue looks the same from outside, but holds at least half of ``send_queue`` frames.
+        port, a frame far too large): such a socket takes no frame any more, for ever, or its
+        monitor says so. A full queue looks the same from outside, but holds at least half of
+        ``send_queue`` frames.
         """
         now = time.monotonic()
-        full = dialed.unanswered >= max(1, self._limits.send_queue // 2)
+        full = not dialed.monitor.given_up and dialed.unanswered >= max(
+            1, self._limits.send_queue // 2
+        )
         if full or now - dialed.quiet_since < self._deaf_after_s:
             return False
         try:
