@@ -54,7 +54,12 @@ def test_a_room_on_its_way_is_seen_on_both_sides(pair: Pair) -> None:
     room = new_id()
     pair.encode.claim(room, "item", ROWS)
     pair.prefill.need("r", pair.item("item", ROWS, room))
-    until(lambda: look(address(pair.encode)).ranks[0].send.rooms[0].grants == 1)  # type: ignore[union-attr]
+
+    def granted() -> bool:
+        half = look(address(pair.encode)).ranks[0].send
+        return half is not None and [room.grants for room in half.rooms] == [1]
+
+    until(granted)
     encode, prefill = look(address(pair.encode)), look(address(pair.prefill))
     (rank,) = encode.ranks
     assert rank.send is not None
