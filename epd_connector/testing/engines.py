@@ -47,6 +47,10 @@ BASE_ENV: Mapping[str, str] = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_MEDIA_LOADING_THREAD_COUNT": "1",
+    # The host measures towers one modality after the other, in the order of a set, on every rank
+    # by itself: with hashes of their own, ranks disagree about the order and break each other's
+    # collectives.
+    "PYTHONHASHSEED": "0",
 }
 V2_RUNNER_ENV: Mapping[str, str] = {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
 """Puts one consumer on the host's second model runner, whose kernels are then interpreted."""
