@@ -77,6 +77,11 @@ def core(engine: EngineProcess) -> int:
     return pid
 
 
+def being_sent_rows(pid: int) -> bool:
+    """Whether a stopped process is being sent more than the connector's frames, over TCP."""
+    return unread(pid) > 2**14
+
+
 def unread(pid: int) -> int:
     """Bytes that lie in TCP connections of a process, sent to it and not read by it yet."""
     sockets = set()

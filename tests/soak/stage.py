@@ -99,9 +99,9 @@ class Errand:
         return self
 
     def leave(self) -> None:
-        """The client closes its connection to the prefill engine."""
-        assert self._connection is not None
-        self._connection.close()
+        """A client that does not stay closes its connection to the prefill engine. Idempotent."""
+        if self._connection is not None:
+            self._connection.close()
 
     def answer(self) -> ChatResult:
         """What the prefill engine answers, in time."""
@@ -133,6 +133,7 @@ class Stage:
         self._logs = logs
         self._monolithics = monolithics
         self._engines: list[EngineProcess] = []
+        self._errands: list[Errand] = []
         self._pool = ThreadPoolExecutor(_THREADS)
         self._pictures = 0
         monolithics.prepare(KIND, FLOAT32)
@@ -141,6 +142,8 @@ class Stage:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for errand in self._errands:
+            errand.leave()
         for engine in self._engines:
             engine.kill()
         self._pool.shutdown()
@@ -192,7 +195,9 @@ class Stage:
         self._pictures += 1
         picture = random_picture(*size, seed=9_000 + self._pictures)
         messages = user_message(f"Picture {self._pictures}.", [picture])
-        return Errand(encode, prefill, messages, max_tokens, self._pool)
+        errand = Errand(encode, prefill, messages, max_tokens, self._pool)
+        self._errands.append(errand)
+        return errand
 
     def granted(
         self,

@@ -14,12 +14,12 @@ import pytest
 from epd_connector.testing.chat import JSONValue
 from epd_connector.testing.engines import EngineProcess, EngineRole
 from tests.engine.trouble import (
+    being_sent_rows,
     counter,
     in_order,
     quarantined,
     settled,
     stopped,
-    unread,
     until,
     worker,
 )
@@ -118,7 +118,7 @@ def test_a_cut_in_the_middle_of_a_write(apart: Apart) -> None:
     receiver = worker(prefill)
     with stopped(receiver):
         apart.inside(errand.feed)
-        until(lambda: unread(receiver) > 2**16)
+        until(lambda: being_sent_rows(receiver))
         apart.cable.cut()
     assert f"was silent for {SILENCE_S} s (peer_timeout_s)" in failed(errand)
     assert apart.inside(lambda: quarantined(prefill)) > 2 * 2**20

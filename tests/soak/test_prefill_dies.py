@@ -13,7 +13,17 @@ from dataclasses import dataclass
 import pytest
 
 from epd_connector.testing.engines import ONE_THREAD, EngineProcess
-from tests.engine.trouble import core, counter, in_order, settled, stopped, unread, until, worker
+from tests.engine.trouble import (
+    being_sent_rows,
+    core,
+    counter,
+    in_order,
+    settled,
+    stopped,
+    unread,
+    until,
+    worker,
+)
 from tests.soak.stage import LARGE, Errand, Stage
 
 pytestmark = pytest.mark.engine
@@ -105,7 +115,7 @@ def test_killed_in_the_middle_of_a_write(two: Two) -> None:
     with stopped(receiver):
         errand.feed()
         until(lambda: counter(two.encode, "items_offered") > offered)
-        until(lambda: unread(receiver) > 2**16)
+        until(lambda: being_sent_rows(receiver))
         assert counter(two.encode, "items_sent") == sent
         two.killed()
     assert errand.broken_off()
@@ -136,7 +146,7 @@ def test_one_rank_of_two_is_killed_in_the_middle_of_a_write(stage: Stage, two: T
     dying = worker(prefill, rank=1)
     with stopped(dying):
         errand.feed()
-        until(lambda: unread(dying) > 2**16)
+        until(lambda: being_sent_rows(dying))
         os.kill(dying, signal.SIGKILL)
     assert errand.broken_off()
     until(lambda: not prefill.alive())
