@@ -26,6 +26,7 @@ from epd_connector.protocol.frames import (
 from tests.sim.invariants import (
     DeadlinesAreKept,
     GrantsAreAnsweredOneWay,
+    OnlyTheDeadAreGone,
     RoomsConcludeOnce,
     SilenceIsNoticed,
 )
@@ -144,6 +145,7 @@ class PrefillAudit:
         self._told: dict[int, set[str]] = {}
         self._granted: dict[int, tuple[float, int]] = {}
         self._heard: dict[int, float] = {}
+        self._buried = 0
         self.writers: dict[int, int] = {}
 
     def told(self, event: object) -> None:
@@ -170,6 +172,7 @@ class PrefillAudit:
 
     def hold(self) -> None:
         """After every event, and now and then."""
+        self._hold_graves()
         states, now = self._machine.rooms(), self._process.clock()
         limit = self._machine.settings.peer_timeout_s + TIMER_LATE_S
         for room, (granted, writer) in self._granted.items():
@@ -177,6 +180,15 @@ class PrefillAudit:
             SilenceIsNoticed.hold(
                 not late or states.get(room) is not receive.RoomState.GRANTED,
                 lambda room=room: f"{self._process.name}: the writer of room {room} is silent",
+            )
+
+    def _hold_graves(self) -> None:
+        graves = self._machine._senders._dead._entries
+        if len(graves) != self._buried:
+            self._buried = len(graves)
+            alive = [w for w in graves if self._process.world.processes[w].alive]
+            OnlyTheDeadAreGone.hold(
+                not alive, lambda: f"{self._process.name} takes {alive} for gone"
             )
 
     def _say(self, room: int, what: str) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 FOLLOWS_S = 3.0
 """Seconds within which an engine follows a rank of it that ended."""
-WORD_S = 10.0
+WORD_S = 30.0
 """Seconds of calm after which an operator says once more which hosts are dead."""
 FREEZES_S = (0.3, 0.9, 2.5, 6.0, 14.0)
 CUTS_S = (0.5, 3.0, 8.0, 20.0)

@@ -65,7 +65,7 @@ class EncodeProcess(MachineProcess):
     def __init__(self, world: "Fleet", name: str, host: Host, endpoint: str, place: int) -> None:
         super().__init__(world, name, host)
         self.fleet = world
-        self.endpoint = endpoint
+        self.endpoint = self.place = endpoint
         self.rank = place
         self._rows: dict[int, tuple[str, int]] = {}
 
@@ -102,10 +102,10 @@ class EncodeProcess(MachineProcess):
 
     def hear(self, route: int, addressee: int, frame: AnyFrame) -> None:
         """A prefill rank speaks."""
-        self.tell(FromPrefillRank(route, route, addressee, frame))
+        self._take(FromPrefillRank(route, route, addressee, frame))
 
-    def tell(self, event: SendEvent) -> None:
-        self.run(partial(self._take, event))
+    def tell(self, event: SendEvent, source: str = "engine") -> None:
+        self.run(partial(self._take, event), source)
 
     def _take(self, event: SendEvent) -> None:
         self._audit.told(event)
@@ -141,7 +141,7 @@ class EncodeProcess(MachineProcess):
             case Reply():
                 self.fleet.to_prefill_rank(self, effect)
             case Stage():
-                self.world.soon(lambda: self.run(partial(self._stage, effect)))
+                self.world.soon(lambda: self.run(partial(self._stage, effect), "staging"))
             case Write():
                 self._write(effect)
             case DropRows(token=token):
@@ -157,7 +157,7 @@ class EncodeProcess(MachineProcess):
             self.memory,
             order,
             self._audit.grant_of(order.write),
-            lambda failure: self.tell(Wrote(order.write, failure)),
+            lambda failure: self.tell(Wrote(order.write, failure), "transport"),
         )
 
     def _stage(self, order: Stage) -> None:
@@ -176,7 +176,7 @@ class EncodeHeadProcess(Process):
     def __init__(self, world: "Fleet", name: str, host: Host, address: str, ranks: int) -> None:
         super().__init__(world, name, host)
         self.fleet = world
-        self.address = address
+        self.address = self.place = address
         self.engine: EncodeEngine
         self.machine = EncodeHead(
             EncodeHeadSettings(ranks, MODEL, DTYPE, ITEMSIZE, {MODALITY: WIDTH})
@@ -185,10 +185,10 @@ class EncodeHeadProcess(Process):
 
     def hear(self, route: int, frame: AnyFrame) -> None:
         """A prefill head speaks."""
-        self.tell(FromPeer(route, route, frame))
+        self._take(FromPeer(route, route, frame))
 
     def tell(self, event: EncodeHeadEvent) -> None:
-        self.run(partial(self._take, event))
+        self.run(partial(self._take, event), "engine")
 
     def kill(self) -> None:
         super().kill()

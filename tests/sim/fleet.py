@@ -60,7 +60,6 @@ class Fleet(Ground):
         super().__init__(rng, weather, kept)
         self.shape = shape or draw_shape(rng)
         self.fabric.direct = self.shape.direct
-        self.processes: dict[int, Process] = {}
         self.encodes: dict[str, EncodeEngine] = {}
         self.schedulers: dict[int, Scheduler] = {}
         self.gone: list[Scheduler] = []

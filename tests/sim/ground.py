@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 from tests.sim.memory import Fabric
 from tests.sim.network import Network
+from tests.sim.process import Process
 from tests.sim.timeline import Timeline
 from tests.sim.trace import KEPT, Trace
 from tests.sim.weather import Weather
@@ -24,6 +25,7 @@ class Ground:
         self.trace = Trace(kept)
         self.network = Network(self.timeline, weather, self.rng)
         self.fabric = Fabric(self.timeline, self.network, weather, self.rng)
+        self.processes: dict[int, Process] = {}
         self._ids = 0
 
     @property

@@ -99,27 +99,27 @@ class PrefillHeadProcess(MachineProcess):
 
     def hear(self, rank: int, frame: AnyFrame) -> None:
         """One of the own ranks speaks."""
-        self.tell(FromRank(rank, frame))
+        self.tell(FromRank(rank, frame), f"rank {rank}")
 
     def hear_head(self, address: str, frame: AnyFrame) -> None:
         """The encode head at ``address`` speaks."""
-        self.tell(FromEncodeHead(address, frame))
+        self.decide(FromEncodeHead(address, frame))
 
     def broken(self, endpoint: str) -> None:
-        self.tell(Broken(endpoint.removeprefix("tcp://")))
+        self.decide(Broken(endpoint.removeprefix("tcp://")))
 
     def host_gone(self, host: str) -> None:
         """An operator says that nothing on ``host`` will ever write again."""
-        self.run(lambda: self._tell_ranks_gone(host))
+        self.run(lambda: self._tell_ranks_gone(host), "operator")
 
     def rank_ended(self, rank: int) -> None:
         """One of the own ranks has ended, as its link shows: its part of every room fails."""
         self._lost_ranks.append(rank)
         for room in self.machine.transfers():
-            self.tell(FromRank(rank, RoomFailed(room, RANK_GONE)))
+            self.decide(FromRank(rank, RoomFailed(room, RANK_GONE)))
 
-    def tell(self, event: AdmissionEvent) -> None:
-        self.run(partial(self.decide, event))
+    def tell(self, event: AdmissionEvent, source: str) -> None:
+        self.run(partial(self.decide, event), source)
 
     def decide(self, event: AdmissionEvent) -> None:
         """For the scheduler, which runs in this process: it decides at once, and sends later."""
@@ -161,8 +161,8 @@ class PrefillHeadProcess(MachineProcess):
                 self.engine.to_rank(rank, event)
         for rank in self._lost_ranks:
             if isinstance(frame, Open):
-                self.tell(FromRank(rank, RoomFailed(frame.room, RANK_GONE)))
-            self.tell(FromRank(rank, RoomReleased(frame.room)))
+                self.decide(FromRank(rank, RoomFailed(frame.room, RANK_GONE)))
+            self.decide(FromRank(rank, RoomReleased(frame.room)))
 
     def _say(self, endpoint: str, frame: AnyFrame) -> None:
         def deliver(receiver: Process) -> None:

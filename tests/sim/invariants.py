@@ -62,6 +62,10 @@ class WritersAreGranted(Invariant):
     """Nothing is written into a region that is not granted to that very writer, room and grant."""
 
 
+class OnlyTheDeadAreGone(Invariant):
+    """Nobody who lives, however silent, is taken for gone."""
+
+
 class PublishedBytesAreRight(Invariant):
     """Every published byte is right: of this item, this row, and of the writer that was granted."""
 
@@ -110,6 +114,7 @@ ALL: tuple[type[Invariant], ...] = (
     MemoryBalances,
     MachinesDoNotRaise,
     WritersAreGranted,
+    OnlyTheDeadAreGone,
     PublishedBytesAreRight,
     PromisesAreKept,
     RequestsEndOnce,

@@ -218,7 +218,7 @@ class Fabric:
         # It lies in a buffer of the receiver's host, whatever becomes of the writer.
         delay = self._rng.uniform(0.0, READ_S)
         flight.session.process.run(
-            lambda: self._timeline.after(delay, partial(self._land, flight, turn))
+            lambda: self._timeline.after(delay, partial(self._land, flight, turn)), "transport"
         )
 
     def _in_the_way(self, flight: Flight) -> bool:
@@ -235,7 +235,8 @@ class Fabric:
         if died is None and writer.frozen and not flight.on_wire:
             flight.on_wire = not self.direct and rng.random() < 0.5
             if not flight.on_wire:
-                writer.run(lambda: self._again(flight, self._timeline.now + rng.uniform(0.0, 0.1)))
+                delay = rng.uniform(0.0, 0.1)
+                writer.run(lambda: self._again(flight, self._timeline.now + delay), "transport")
                 return True
         if not reader.alive and not self.direct:
             self._nobody_there(flight)
@@ -277,7 +278,7 @@ class Fabric:
             self._report(flight, None)
 
     def _report(self, flight: Flight, failure: Failure | None) -> None:
-        flight.writer.run(lambda: flight.done(failure))
+        flight.writer.run(lambda: flight.done(failure), "transport")
 
     def _hold_grant(self, flight: Flight) -> None:
         """Bytes for a rank that ended are for nobody: what it received is lost as a whole."""

@@ -223,7 +223,7 @@ MUTANTS = (
     ),
     Mutant(
         "a silent writer is taken for one that is gone",
-        rules.WritersAreGranted,
+        rules.OnlyTheDeadAreGone,
         SenderDesk,
         "probed",
         _silent_is_gone,

@@ -36,11 +36,12 @@ class Dialer(Protocol):
     """A process that connects to others, and hears when a connection broke."""
 
     name: str
+    place: str
     host: Host
     incarnation: int
     alive: bool
 
-    def run(self, act: Callable[[], None]) -> None: ...
+    def run(self, act: Callable[[], None], source: str = "") -> None: ...
 
     def broken(self, endpoint: str) -> None: ...
 
@@ -104,7 +105,7 @@ class Network:
         """The connection breaks, and nobody has died."""
         place = self._place(endpoint)
         if place.dialers.get(dialer) is not None:
-            dialer.run(lambda: dialer.broken(endpoint))
+            dialer.run(lambda: dialer.broken(endpoint), endpoint)
 
     def dialed(self, dialer: Dialer) -> list[str]:
         """Endpoints that ``dialer`` is connected to, or tries to be."""
@@ -139,7 +140,7 @@ class Network:
             if place.dialers.get(dialer) is listener:
                 place.dialers[dialer] = place.listener
             if dialer in place.dialers:
-                dialer.run(lambda: dialer.broken(endpoint))
+                dialer.run(lambda: dialer.broken(endpoint), endpoint)
 
         self._timeline.after(delay, tell)
 
@@ -219,7 +220,7 @@ class Network:
                 again = healed_at + self._rng.uniform(0.0, 0.1)
                 self._timeline.at(again, partial(self._arrive, sender, receiver, deliver))
             return
-        receiver.run(partial(deliver, receiver))
+        receiver.run(partial(deliver, receiver), sender.place)
 
     def _unlucky(self, share: float) -> bool:
         rough = self._timeline.now < self._weather.calm_at

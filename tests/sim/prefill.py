@@ -67,13 +67,13 @@ class PrefillProcess(MachineProcess):
 
     def hear(self, endpoint: str, sender: int, addressee: int, frame: AnyFrame) -> None:
         """An encode rank speaks."""
-        self.tell(FromSender(endpoint, sender, addressee, frame))
+        self._take(FromSender(endpoint, sender, addressee, frame))
 
     def broken(self, endpoint: str) -> None:
-        self.tell(Broken(endpoint))
+        self._take(Broken(endpoint))
 
-    def tell(self, event: ReceiveEvent) -> None:
-        self.run(partial(self._take, event))
+    def tell(self, event: ReceiveEvent, source: str = "head") -> None:
+        self.run(partial(self._take, event), source)
 
     def writer_of(self, room: int) -> int:
         """Which process wrote this rank's rows of ``room``, which has landed."""
@@ -129,7 +129,7 @@ class PrefillProcess(MachineProcess):
                 raise AssertionError(f"a prefill rank does not ask for {effect}")
 
     def _probed(self, endpoint: str, gone: bool) -> None:
-        self.tell(Probed(endpoint, gone))
+        self.tell(Probed(endpoint, gone), "prober")
 
     def _say(self, endpoint: str, addressee: int, frame: AnyFrame) -> None:
         def deliver(receiver: Process) -> None:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from tests.sim.network import Host
 
 
+OWN, TIME = "", "time"
+"""Sources of what a process does: itself, its clock; others are whoever speaks to it."""
+
+
 class Machine(Protocol):
     """What every machine with a clock offers."""
 
@@ -27,27 +31,32 @@ class Machine(Protocol):
 
 
 class Process:
-    """One process on ``host``. ``name`` is for people."""
+    """One process on ``host``. ``name`` is for people; ``place``: what others know it by, and
+    whoever comes after it there."""
 
     def __init__(self, world: "Ground", name: str, host: "Host") -> None:
         self.world = world
         self.name = name
+        self.place = name
         self.host = host
         self.incarnation = world.new_id()
         self.alive = True
         self.frozen = False
-        self._held: deque[Callable[[], None]] = deque()
+        self._held: list[tuple[str, Callable[[], None]]] = []
         self._to_do: deque[Callable[[], None]] = deque()
         self._froze_at = 0.0
         self._slept = 0.0
         self._stops_midway = False
 
-    def run(self, act: Callable[[], None]) -> None:
-        """``act`` happens in this process: now, when it goes on, or never."""
+    def run(self, act: Callable[[], None], source: str = OWN) -> None:
+        """``act`` happens in this process: now, when it goes on, or never.
+
+        What comes from one ``source`` keeps its order; sources are read in any order.
+        """
         if not self.alive:
             return
         if self.frozen:
-            self._held.append(act)
+            self._held.append((source, act))
         else:
             act()
 
@@ -60,15 +69,19 @@ class Process:
             self.world.note(self.name, "is stopped")
 
     def thaw(self) -> None:
-        """The process goes on, with what has piled up first."""
+        """The process goes on: with what it had decided, then with what has piled up."""
         self._stops_midway = False
         if not self.frozen:
             return
         self.frozen = False
         self._slept += self.world.now - self._froze_at
-        self.world.note(self.name, f"goes on, {len(self._held)} things to do")
-        while self._held and not self.frozen and self.alive:
-            self._held.popleft()()
+        held, self._held = self._held, []
+        self.world.note(self.name, f"goes on, {len(held)} things to do")
+        if self.world.rng.random() < 0.5:
+            sources = {source: self.world.rng.random() for source, _ in held} | {OWN: -1.0}
+            held.sort(key=lambda source_and_act: sources[source_and_act[0]])
+        for source, act in held:
+            self.run(act, source)
 
     def kill(self) -> None:
         self.alive = False
@@ -108,7 +121,7 @@ class MachineProcess(Process):
     def wind_up(self) -> None:
         """The machine is there; its deadlines count from now on."""
         self._alarm = Alarm(
-            self.world.timeline, self.machine.next_deadline, lambda: self.run(self._tick)
+            self.world.timeline, self.machine.next_deadline, lambda: self.run(self._tick, TIME)
         )
 
     def drive(self, event: object, decide: Callable[[], list[object]]) -> None:

@@ -96,7 +96,7 @@ class Scheduler:
             else:
                 act()
 
-        self.head.run(do)
+        self.head.run(do, "scheduler")
 
     def _start(self, job: Job) -> None:
         self.jobs[job.request] = self._arrived.pop(job.request)
@@ -159,7 +159,7 @@ class Scheduler:
 
     def _next(self, act: Callable[[], None], most: float) -> None:
         delay = self._world.rng.uniform(most / 10, most)
-        self._world.timeline.after(delay, lambda: self.head.run(act))
+        self._world.timeline.after(delay, lambda: self.head.run(act, "scheduler"))
 
     def _pass_ended(self) -> None:
         self._cache.pass_ended()
@@ -211,6 +211,10 @@ class Scheduler:
     def _available(self, job: Job) -> bool:
         """Whether everything that the request still has to compute can be had now."""
         self._join(job)
+        self._hear()
+        if job.failure is not None:
+            self._over(job, End.FAILED)
+            return False
         needed = [h for h in job.pending if not self._is_cached(job, h)]
         needed = [h for h in needed if not self._host_encodes(job, h)]
         if needed and job.failure is None:
@@ -326,7 +330,7 @@ class Scheduler:
             )
 
     def _on_rank(self, rank: int, read: Callable[[bool], None], is_last: bool) -> None:
-        self.head.engine.ranks[rank].run(partial(read, is_last))
+        self.head.engine.ranks[rank].run(partial(read, is_last), "worker")
 
     def _read(self, job: Job, rank: int, transfer: Transfer, offset: int, is_last: bool) -> None:
         """The rank reads the rows: they are right as long as it does."""

@@ -12,7 +12,7 @@ import pytest
 
 from tests.sim.fleet import Fleet
 from tests.sim.jobs import End
-from tests.sim.runner import draw_fleet, play, play_seed
+from tests.sim.runner import draw_fleet, play, play_fleet, play_seed
 from tests.sim.weather import Shape, Weather
 
 STEPS = 60_000
@@ -50,7 +50,7 @@ def test_in_calm_weather_small_slabs_only_make_requests_wait(seed: int) -> None:
 def test_the_same_seed_plays_the_same_world() -> None:
     fleets = [draw_fleet(7, kept=None) for _ in range(2)]
     for fleet in fleets:
-        assert play_seed(7, fleet=fleet).finding is None
+        assert play_fleet(7, fleet).finding is None
     assert fleets[0].trace.lines() == fleets[1].trace.lines()
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.sim import invariants as rules
 from tests.sim.fleet import Fleet
 from tests.sim.mutants import MUTANTS, Mutant, applied
-from tests.sim.runner import Finding, play_seed
+from tests.sim.runner import Finding, play_fleet
 from tests.sim.weather import draw_shape
 
 REQUESTS = 25
@@ -19,7 +19,7 @@ def first_finding(mutant: Mutant, seeds: range) -> Finding | None:
     for seed in seeds:
         rng = random.Random(seed)
         fleet = Fleet(rng, mutant.weather, REQUESTS, mutant.shape or draw_shape(rng))
-        finding = play_seed(seed, fleet=fleet).finding
+        finding = play_fleet(seed, fleet).finding
         if finding is not None:
             return finding
     return None

@@ -93,12 +93,40 @@ class Shape:
     bursts: bool = False
 
 
+STORMS = {
+    "loops": Weather(
+        late=0.3,
+        repeated=0.2,
+        slow_writes=0.3,
+        encode_deaths=0.6,
+        freezes=0.2,
+        breaks=0.3,
+    ),
+    "ends": Weather(
+        late=0.2,
+        repeated=0.2,
+        slow_writes=0.3,
+        prefill_deaths=0.3,
+        rank_deaths=0.2,
+        freezes=0.2,
+    ),
+    "stops": Weather(slow_writes=0.5, freezes=0.8, aborts=0.4, late=0.2),
+    "cuts": Weather(slow_writes=0.4, cuts=0.6, breaks=0.6, aborts=0.4, repeated=0.2),
+    "voids": Weather(slow_writes=0.4, vanishings=0.15, aborts=0.3, freezes=0.1, cuts=0.1),
+    "crowds": Weather(preemptions=3.0, aborts=0.3, late=0.1, failed_writes=0.1, pauses=0.2),
+    "all": Weather(**dict[str, Any]((name, most) for name, (_, most) in _FAULTS.items())),
+}
+"""Worlds in which a few things go wrong all the time."""
+
+
 def draw_weather(rng: random.Random) -> Weather:
     """From calm to everything at once."""
     luck = rng.random()
     if luck < 0.05:
         return Weather(mishaps=False)
-    share = 0.15 if luck < 0.4 else 0.45 if luck < 0.85 else 1.0
+    if luck < 0.3:
+        return rng.choice(list(STORMS.values()))
+    share = 0.15 if luck < 0.55 else 0.45 if luck < 0.9 else 1.0
     drawn: dict[str, Any] = {
         name: rng.uniform(*span) for name, span in _FAULTS.items() if rng.random() < share
     }
