@@ -5,6 +5,8 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,8 @@ from epd_connector.testing.engines import (
 from epd_connector.testing.pictures import random_picture
 from epd_connector.testing.ports import Ports
 from epd_connector.testing.tiny_models import ModelKind
-from tests.engine.fleet import Monolithics, Pair, PairOptions, Pairs
+from tests.engine.fleet import FLOAT32, Monolithics, Pair, PairOptions, Pairs
+from tests.engine.trouble import counter, reasons, settled, stopped, until, worker
 
 pytestmark = pytest.mark.engine
 
@@ -36,7 +39,7 @@ TIMES: Mapping[str, JSONValue] = {
 @pytest.fixture(scope="module")
 def pair(pairs: Pairs) -> Iterator[Pair]:
     slabs: Mapping[str, JSONValue] = {"send_slab_bytes": "1MiB", "receive_slab_bytes": "1MiB"}
-    with pairs.start(PairOptions(extra={**TIMES, **slabs})) as started:
+    with pairs.start(PairOptions(extra={**TIMES, **slabs}, flags=FLOAT32)) as started:
         yield started
 
 
@@ -48,17 +51,16 @@ def ask(pair: Pair, params: JSONValue, items: int = 1, seed: int = 0) -> ChatRes
 
 
 def reason_of_the_last_failure(engine: EngineProcess) -> str:
-    """The host tells clients of no reason, so it is in the engine's log."""
-    found = re.findall(r"request \S+ fails: (.*)", engine.log_path.read_text(errors="replace"))
+    found = reasons(engine)
     assert found, engine.log_tail()
-    return str(found[-1])
+    return found[-1]
 
 
 def the_next_good_request_works(pair: Pair, monolithics: Monolithics, seed: int) -> None:
     messages = user_message(PROMPT, [random_picture(96, 96, seed)])
     result = pair.send(messages)
     assert result.prefill.token_ids == monolithics.tokens(
-        pair.options.kind, messages, max_tokens=16
+        pair.options.kind, messages, flags=pair.options.flags, max_tokens=16
     )
 
 
@@ -155,6 +157,25 @@ def test_an_aborted_request_leaves_nothing(pair: Pair, monolithics: Monolithics)
     the_next_good_request_works(pair, monolithics, seed=2006)
 
 
+def test_clients_that_leave_while_their_picture_is_in_flight_leave_nothing(
+    pair: Pair, monolithics: Monolithics
+) -> None:
+    """Both requests are with engines of which the one that is to send does not run meanwhile."""
+    params = epd_params([(mint_room(), pair.encode.control_address)])
+    messages = user_message(PROMPT, [random_picture(200, 200, 41)])
+    cancelled = counter(pair.prefill, "rooms_cancelled")
+
+    def leave(engine: EngineProcess) -> None:
+        with pytest.raises(OSError, match="timed out"):
+            engine.chat(messages, timeout_s=2.0, ec_transfer_params=params)
+
+    with stopped(worker(pair.encode)), ThreadPoolExecutor(2) as pool:
+        list(pool.map(leave, (pair.prefill, pair.encode)))
+        until(lambda: counter(pair.prefill, "rooms_cancelled") > cancelled)
+    until(lambda: settled(pair.encode))
+    the_next_good_request_works(pair, monolithics, seed=2008)
+
+
 def test_failed_rooms_conclude_on_the_encode_side(pair: Pair) -> None:
     opened = pair.encode_report().counters["rooms_opened"]
     assert pair.wait_for(pair.encode, "rooms_concluded", opened)
@@ -173,6 +194,26 @@ def test_another_model_on_the_encode_side_is_refused_with_both_named(
     assert pair.prefill_report().fingerprint in reason
     assert "serve one model on both" in reason
     the_next_good_request_works(pair, monolithics, seed=2007)
+
+
+def test_an_encode_engine_that_is_killed_is_missed_at_once_and_used_when_it_is_back(
+    pair: Pair, monolithics: Monolithics
+) -> None:
+    """The last test that uses its engine."""
+    room = mint_room()
+    opened = counter(pair.encode, "rooms_opened")
+    with ThreadPoolExecutor(1) as pool:
+        params = epd_params([(room, pair.encode.control_address)])
+        answer = pool.submit(ask, pair, params, seed=60)
+        until(lambda: counter(pair.encode, "rooms_opened") > opened)
+        pair.encode.kill()
+        assert not answer.result().ok
+    reason = reason_of_the_last_failure(pair.prefill)
+    assert room in reason
+    assert "its process is gone" in reason
+    with pair.encode.again() as encode:
+        encode.wait_ready()
+        the_next_good_request_works(replace(pair, encode=encode), monolithics, seed=2009)
 
 
 def other_fingerprint(engine: EngineProcess) -> str:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunked prefill over an image's middle, and items that the prefill engine encodes itself."""
+"""Chunked prefill over an image's middle, preemption there, and items that the prefill engine
+encodes itself."""
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -11,12 +13,16 @@ from epd_connector.testing.engines import epd_params, mint_room
 from epd_connector.testing.pictures import random_picture
 from epd_connector.testing.ports import Ports
 from tests.engine.fleet import FLOAT32, Monolithics, Pair, PairOptions, Pairs
-from tests.engine.media import without_pixels
+from tests.engine.media import largest_picture, without_pixels
 
 pytestmark = pytest.mark.engine
 
+LARGEST = (256, 416)
+"""A picture of 104 rows: as many as the encoder cache of the prefill engine holds."""
 CHUNK = 48
-"""Tokens per step: fewer than the 104 rows of the largest picture here."""
+"""Tokens per step: fewer than the rows of the largest picture."""
+BLOCKS = 12
+"""Of 128 tokens each: enough for three long requests, and not for five."""
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +31,13 @@ def pair(pairs: Pairs) -> Iterator[Pair]:
         extra={"resolve_timeout_s": 1.0, "receive_timeout_s": 3.0},
         prefill_extra={"on_failure": "encode_locally"},
         flags=FLOAT32,
-        prefill_flags=(f"--max-num-batched-tokens={CHUNK}", "--no-enable-prefix-caching"),
+        prefill_flags=(
+            f"--max-num-batched-tokens={CHUNK}",
+            "--no-enable-prefix-caching",
+            "--max-model-len=1024",
+            f"--num-gpu-blocks-override={BLOCKS}",
+            *largest_picture(*LARGEST),
+        ),
     )
     with pairs.start(options) as started:
         yield started
@@ -36,7 +48,7 @@ def reference(monolithics: Monolithics, pair: Pair, messages: list[Message]) -> 
 
 
 def test_a_chunk_boundary_inside_an_image(pair: Pair, monolithics: Monolithics) -> None:
-    pictures = [random_picture(256, 416, 1), random_picture(64, 64, 2), random_picture(300, 200, 3)]
+    pictures = [random_picture(*LARGEST, 1), random_picture(64, 64, 2), random_picture(300, 200, 3)]
     messages = user_message("In chunks.", pictures)
     result = pair.send(messages).prefill
     assert result.prompt_tokens > 3 * CHUNK
@@ -45,14 +57,33 @@ def test_a_chunk_boundary_inside_an_image(pair: Pair, monolithics: Monolithics) 
     assert pair.prefill_report().counters["items_encoded_locally"] == 0
 
 
-def test_an_evicted_item_is_received_again_for_the_next_request(
+def test_an_evicted_item_is_loaded_again_for_the_next_request(
     pair: Pair, monolithics: Monolithics
 ) -> None:
-    """The encoder cache of this engine holds few items: the first is gone after some others."""
-    pictures = [random_picture(256, 416, 10 + n) for n in range(6)]
+    """The encoder cache of this engine holds one such item, its slab many more."""
+    reloaded = pair.prefill_report().counters["items_reloaded"]
+    pictures = [random_picture(*LARGEST, 10 + n) for n in range(6)]
     for picture in [*pictures, pictures[0]]:
         messages = user_message("One of many.", [picture])
         assert pair.send(messages).prefill.token_ids == reference(monolithics, pair, messages)
+    assert pair.prefill_report().counters["items_reloaded"] == reloaded + 1
+
+
+def test_preempted_requests_load_their_items_again_without_a_transfer(
+    pair: Pair, monolithics: Monolithics
+) -> None:
+    messages = [user_message(f"Long {n}.", [random_picture(*LARGEST, 30 + n)]) for n in range(5)]
+    before = pair.prefill_report().counters
+    with ThreadPoolExecutor(len(messages)) as pool:
+        results = list(pool.map(lambda m: pair.send(m, max_tokens=160), messages))
+    for message, result in zip(messages, results, strict=True):
+        expected = monolithics.tokens(pair.options.kind, message, flags=FLOAT32, max_tokens=160)
+        assert result.prefill.token_ids == expected
+    assert pair.prefill.metrics()["vllm:num_preemptions_total"] > 0
+    after = pair.prefill_report().counters
+    assert after["items_landed"] == before["items_landed"] + len(messages)
+    assert after["items_reloaded"] > before["items_reloaded"]
+    assert after["items_encoded_locally"] == before["items_encoded_locally"]
 
 
 def test_an_unreachable_encode_engine_is_made_good_for(
