@@ -211,28 +211,32 @@ class Scheduler:
     def _available(self, job: Job) -> bool:
         """Whether everything that the request still has to compute can be had now."""
         self._join(job)
-        self._hear()
-        if job.failure is not None:
-            self._over(job, End.FAILED)
+        if self._has_failed(job):
             return False
         needed = [h for h in job.pending if not self._is_cached(job, h)]
         needed = [h for h in needed if not self._host_encodes(job, h)]
         if needed and job.failure is None:
-            fresh = tuple(hash for hash in needed if hash not in job.needed)
-            if fresh:
-                if self._machine._requests[job.request].state is not RequestState.WAITING:
-                    job.waits_no_more()
-                job.needed.update(fresh)
-                self.head.decide(Needed(job.request, fresh))
+            self._need(job, tuple(hash for hash in needed if hash not in job.needed))
             self._ask(job)
-        self._hear()
-        if job.failure is not None:
-            self._over(job, End.FAILED)
+        if self._has_failed(job):
             return False
         missing = [hash for hash in needed if not self._machine.holds(hash)]
         if job.asked is None:
             job.needed.difference_update(missing)
         return not missing
+
+    def _has_failed(self, job: Job) -> bool:
+        self._hear()
+        if job.failure is not None:
+            self._over(job, End.FAILED)
+        return job.failure is not None
+
+    def _need(self, job: Job, fresh: tuple[str, ...]) -> None:
+        if fresh:
+            if self._machine._requests[job.request].state is not RequestState.WAITING:
+                job.waits_no_more()
+            job.needed.update(fresh)
+            self.head.decide(Needed(job.request, fresh))
 
     def _ask(self, job: Job) -> None:
         state = self._machine.ask(job.request, self._world.now)
