@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the simulation once found, as small worlds of its own or by the seeds that found it."""
 
+from functools import partial
+
 import pytest
 
 from tests.sim.fleet import Fleet
@@ -47,6 +49,6 @@ def test_a_writer_is_missed_on_time_whatever_floats_do() -> None:
         fleet = Fleet(number, CALM, 0, PAIR)
         (writer,) = fleet.encodes[HERE].ranks
         fleet.plan_item("first", 3.0, HERE, 0)
-        fleet.timeline.at(6.0, lambda writer=writer: writer.freeze(midway=False))
+        fleet.timeline.at(6.0, partial(writer.freeze, midway=False))
         fleet.plan_item("second", 6.1 + number / 7.3, HERE, 0)
         fleet.timeline.run(16.0)
