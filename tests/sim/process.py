@@ -6,10 +6,11 @@ is up to those that are built on it.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from epd_connector.stats import Counters
 from tests.sim.invariants import MachinesDoNotRaise, MemoryBalances, Violation
 from tests.sim.timeline import Alarm
 
@@ -24,6 +25,8 @@ OWN, TIME = "", "time"
 
 class Machine(Protocol):
     """What every machine with a clock offers."""
+
+    counters: Counters
 
     def next_deadline(self) -> float | None: ...
 
@@ -92,6 +95,10 @@ class Process:
         frozen_for = self.world.now - self._froze_at if self.frozen else 0.0
         return self.world.now - self._slept - frozen_for
 
+    def counts(self) -> Mapping[str, int]:
+        """What its machine has counted."""
+        return {}
+
     def acts(self, effects: list[Callable[[], None]]) -> None:
         """Carries out what was decided, in the order of the decisions, whatever comes between.
 
@@ -117,6 +124,9 @@ class MachineProcess(Process):
     def __init__(self, world: "Ground", name: str, host: "Host") -> None:
         super().__init__(world, name, host)
         self._alarm: Alarm | None = None
+
+    def counts(self) -> Mapping[str, int]:
+        return self.machine.counters.counts()
 
     def wind_up(self) -> None:
         """The machine is there; its deadlines count from now on."""
