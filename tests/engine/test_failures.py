@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is wrong is said, ends one request only, and the next good request works."""
 
-import contextlib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +11,6 @@ import pytest
 
 from epd_connector.testing.chat import ChatResult, JSONValue, user_message
 from epd_connector.testing.engines import (
-    EngineError,
     EngineProcess,
     connector_spec,
     epd_params,
@@ -24,7 +21,7 @@ from epd_connector.testing.pictures import random_picture
 from epd_connector.testing.ports import Ports
 from epd_connector.testing.tiny_models import ModelKind
 from tests.engine.fleet import FLOAT32, Monolithics, Pair, PairOptions, Pairs
-from tests.engine.trouble import counter, reasons, settled, stopped, until, worker
+from tests.engine.trouble import counter, reasons, refusal, settled, stopped, until, worker
 
 pytestmark = pytest.mark.engine
 
@@ -222,31 +219,11 @@ def other_fingerprint(engine: EngineProcess) -> str:
     return fetch_report(engine.control_address, 5.0).fingerprint
 
 
-WRONG: Mapping[str, tuple[Mapping[str, JSONValue], str]] = {
-    "key": ({"recieve_slab_bytes": 1}, r"unknown key 'recieve_slab_bytes'.*receive_slab_bytes"),
-    "transport": (
-        {"transport": "carrier-pigeon"},
-        r"carrier-pigeon.*not an installed transport.*shm",
-    ),
-}
-
-
 def test_a_wrong_configuration_stops_the_start(
     models: Mapping[ModelKind, Path], logs: Path
 ) -> None:
-    model = models[ModelKind.QWEN2_5_VL]
-    with contextlib.ExitStack() as stack:
-        engines = {}
-        for name, (extra, _) in WRONG.items():
-            spec = connector_spec(f"wrong-{name}", model, "ec_consumer", extra)
-            engines[name] = stack.enter_context(EngineProcess(spec, logs))
-        for name, (_, says) in WRONG.items():
-            text = refusal(engines[name])
-            assert re.search(says, text), json.dumps(text[-2000:])
-
-
-def refusal(engine: EngineProcess) -> str:
-    """What an engine that does not start says in its log."""
-    with pytest.raises(EngineError):
-        engine.wait_ready()
-    return engine.log_path.read_text(errors="replace")
+    extra: Mapping[str, JSONValue] = {"recieve_slab_bytes": 1}
+    spec = connector_spec("wrong-key", models[ModelKind.QWEN2_5_VL], "ec_consumer", extra)
+    with EngineProcess(spec, logs) as engine:
+        says = refusal(engine)
+    assert re.search(r"unknown key 'recieve_slab_bytes'.*receive_slab_bytes", says), says[-2000:]

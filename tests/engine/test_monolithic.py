@@ -13,7 +13,7 @@ from epd_connector.testing.engines import EngineError, EngineProcess, EngineSpec
 from epd_connector.testing.pictures import default_picture, random_picture, random_video
 from epd_connector.testing.processes import group_members
 from epd_connector.testing.tiny_models import ModelKind
-from tests.engine.fleet import Monolithics
+from tests.engine.fleet import FLOAT32, Monolithics
 
 pytestmark = pytest.mark.engine
 
@@ -29,9 +29,14 @@ MEDIA = {
 }
 
 
-@pytest.fixture(scope="module", params=list(ModelKind))
+@pytest.fixture(
+    scope="module",
+    # With the flags of engines that live already, because others are compared with them.
+    params=[(ModelKind.QWEN2_5_VL, ()), (ModelKind.QWEN3_VL, FLOAT32)],
+    ids=lambda param: str(param[0]),
+)
 def engine(request: pytest.FixtureRequest, monolithics: Monolithics) -> EngineProcess:
-    return monolithics.engine(request.param)
+    return monolithics.engine(*request.param)
 
 
 @pytest.mark.parametrize("items", MEDIA.values(), ids=MEDIA)

@@ -9,14 +9,14 @@ from epd_connector.testing.chat import user_message
 from epd_connector.testing.engines import V2_RUNNER_ENV, epd_params, mint_room
 from epd_connector.testing.pictures import random_picture
 from epd_connector.testing.ports import Ports
-from tests.engine.fleet import Monolithics, Pair, PairOptions, Pairs
+from tests.engine.fleet import FLOAT32, Monolithics, Pair, PairOptions, Pairs
 
 pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(scope="module")
 def pair(pairs: Pairs) -> Iterator[Pair]:
-    with pairs.start(PairOptions(prefill_env=V2_RUNNER_ENV)) as started:
+    with pairs.start(PairOptions(prefill_env=V2_RUNNER_ENV, flags=FLOAT32)) as started:
         yield started
 
 
@@ -34,7 +34,7 @@ def test_tokens_are_those_of_the_monolithic_engine(
     messages = user_message("On the second runner.", pictures)
     before = pair.published()
     result = pair.send(messages, max_tokens=6)
-    expected = monolithics.tokens(pair.options.kind, messages, max_tokens=6)
+    expected = monolithics.tokens(pair.options.kind, messages, flags=FLOAT32, max_tokens=6)
     assert result.prefill.token_ids == expected
     assert pair.published() == before + len(sizes)
 
@@ -47,7 +47,9 @@ def test_what_cannot_be_had_fails_and_the_next_request_works(
     assert not pair.prefill.chat(lost, max_tokens=4, ec_transfer_params=params).ok
     messages = user_message("Found.", [random_picture(96, 96, 32)])
     result = pair.send(messages, max_tokens=4)
-    assert result.prefill.token_ids == monolithics.tokens(pair.options.kind, messages, max_tokens=4)
+    assert result.prefill.token_ids == monolithics.tokens(
+        pair.options.kind, messages, flags=FLOAT32, max_tokens=4
+    )
 
 
 def test_a_repeated_item_is_not_received_twice(pair: Pair, monolithics: Monolithics) -> None:
@@ -56,6 +58,6 @@ def test_a_repeated_item_is_not_received_twice(pair: Pair, monolithics: Monolith
     for prompt in ("Once.", "Once more."):
         messages = user_message(prompt, [picture])
         result = pair.send(messages, max_tokens=4)
-        expected = monolithics.tokens(pair.options.kind, messages, max_tokens=4)
+        expected = monolithics.tokens(pair.options.kind, messages, flags=FLOAT32, max_tokens=4)
         assert result.prefill.token_ids == expected
     assert pair.published() == before + 1

@@ -11,12 +11,17 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+
 from epd_connector.runtime.report import fetch_report, fetch_state
-from epd_connector.testing.engines import EngineProcess, wait_until
+from epd_connector.testing.engines import EngineError, EngineProcess, wait_until
 
 ENGINE_CORE, WORKER = "VLLM::EngineCore", "VLLM::Worker"
 BOUND_S = 120.0
 """Longer than anything here lasts that is to end at all; what ends later has not ended."""
+
+START_S = 500.0
+"""Of several engines that start on two cores, beside whatever else runs there."""
 
 
 def until(condition: Callable[[], bool], bound_s: float = BOUND_S) -> None:
@@ -51,6 +56,13 @@ def reasons(engine: EngineProcess) -> list[str]:
     """Why requests of this engine failed, oldest first: in its log, since clients are not told."""
     text = engine.log_path.read_text(errors="replace")
     return re.findall(r"request \S+ fails: (.*)", text)
+
+
+def refusal(engine: EngineProcess) -> str:
+    """What an engine that does not start says in its log."""
+    with pytest.raises(EngineError):
+        engine.wait_ready(START_S)
+    return engine.log_path.read_text(errors="replace")
 
 
 @contextlib.contextmanager

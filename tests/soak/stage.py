@@ -25,15 +25,12 @@ from epd_connector.testing.engines import (
 from epd_connector.testing.pictures import random_picture
 from epd_connector.testing.tiny_models import ModelKind
 from tests.engine.fleet import FLOAT32, Monolithics
-from tests.engine.trouble import BOUND_S, counter, reasons, until
+from tests.engine.trouble import BOUND_S, START_S, counter, reasons, until
 
 KIND = ModelKind.QWEN3_VL
 MAX_TOKENS = 16
 SMALL, LARGE = (160, 160), (1200, 1200)
 """Pictures of 25 rows, and of 1,369: two megabytes, more than a socket takes that nobody reads."""
-
-START_S = 500.0
-"""Of several engines that start on two cores, beside whatever else runs there."""
 
 _THREADS = 512  # of which as many are started as requests are under way at once
 

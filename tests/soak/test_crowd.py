@@ -14,7 +14,16 @@ import pytest
 from epd_connector.testing.chat import ChatResult, JSONValue
 from epd_connector.testing.engines import EngineProcess
 from tests.engine.fleet import FLOAT32, Monolithics
-from tests.engine.trouble import being_sent_rows, counter, reasons, settled, stopped, until, worker
+from tests.engine.trouble import (
+    BOUND_S,
+    being_sent_rows,
+    counter,
+    reasons,
+    settled,
+    stopped,
+    until,
+    worker,
+)
 from tests.soak import crowd
 from tests.soak.crowd import MAX_TOKENS, Client, Holdings, Router
 from tests.soak.stage import KIND, Stage, failed
@@ -27,7 +36,8 @@ TINY = (96, 96)
 AT_ONCE = 200
 ATTEMPTS = 100
 GONE_BY_S = 4.0
-LONGEST_S = 200.0
+LONGEST_S = 150.0
+"""Until an encode engine gives up an item of whose client the prefill engine never heard."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +52,7 @@ class Two:
     def calm(self) -> None:
         """Nothing is left of any request, in either engine."""
         for engine in (self.encode, self.prefill):
-            until(partial(calm, engine))
+            until(partial(calm, engine), LONGEST_S + BOUND_S)
         until(lambda: settled(self.encode))
 
 
