@@ -104,19 +104,19 @@ class SenderDesk:
     def replaced(self, event: FromSender) -> list[Sender]:
         """Processes that are gone because another one speaks at their endpoint.
 
-        ``Stale`` is said by a process that took the place of the addressee. Any other word may
-        be an old one that comes late: it proves the death of processes only that were met
-        before its sender was.
+        ``Stale`` is said by a process that took the place of the one it names, and proves
+        nothing of whoever came later: its repeats come late. Any other word proves the death
+        of processes that were met before its sender was.
         """
         mine = event.addressee in (0, self._settings.incarnation)
         known = self._known.get(event.endpoint, {})
-        if not mine or self.is_dead(event.sender) or known.keys() <= {event.sender}:
+        others = [sender for sender in known.values() if sender.incarnation != event.sender]
+        if not mine or not others:
             return []
-        speaker = known.get(event.sender)
-        met = -math.inf if speaker is None else speaker.met
         if isinstance(event.frame, Stale):
-            met = math.inf
-        return [s for s in known.values() if s.incarnation != event.sender and s.met <= met]
+            return [sender for sender in others if sender.incarnation == event.frame.meant_for]
+        speaker = known.get(event.sender)
+        return [] if speaker is None else [s for s in others if s.met <= speaker.met]
 
     def on_host(self, host: str) -> list[Sender]:
         """Processes on ``host``, which is said to be dead."""

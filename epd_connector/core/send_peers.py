@@ -48,7 +48,7 @@ class PeerDesk:
         """Whether the frame is meant for this incarnation; notes that its sender lives."""
         if event.addressee not in (0, self._settings.incarnation):
             self._counters.add("frames_stale")
-            self._effects.append(Reply(event.route, event.sender, Stale()))
+            self._effects.append(Reply(event.route, event.sender, Stale(event.addressee)))
             return False
         peer = self._peers.get(event.sender)
         if peer is not None:

@@ -230,7 +230,9 @@ class Pong(Frame, frozen=True):
 
 
 class Stale(Frame, frozen=True):
-    """Your frame was meant for an older incarnation; the envelope carries the current one."""
+    """Your frame was meant for ``meant_for``, whose place the sender has taken."""
+
+    meant_for: Incarnation
 
 
 # --- link: head <-> ranks of the same engine ------------------------------------------

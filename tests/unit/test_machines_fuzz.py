@@ -44,7 +44,7 @@ to_encode = st.one_of(
     grants,
     st.builds(Hello, small, numbers, st.sampled_from([0, 1 << 20]), st.just({"shm": "s"})),
     st.builds(Cancel, small, numbers),
-    st.sampled_from([Ping(), Stale(), Landed(1, 1)]),
+    st.sampled_from([Ping(), Stale(9), Landed(1, 1)]),
 )
 send_input = st.one_of(
     st.builds(
@@ -87,9 +87,10 @@ answers = st.one_of(
     st.builds(Cancelled, small, numbers),
     st.builds(Refused, small, numbers, st.just(receive_bench.REASON)),
     st.builds(Stalled, small, numbers, st.just(receive_bench.REASON)),
-    st.sampled_from([Pong(), Stale(), Ping()]),
+    st.sampled_from([Pong(), Stale(4000), Stale(4001), Ping()]),
 )
-incarnations = st.sampled_from([4000, 4001, 4002])
+WRITERS = (4000, 4001, 4002)
+incarnations = st.sampled_from(WRITERS)
 receive_input = st.one_of(
     st.builds(
         receive.FromSender,
@@ -117,6 +118,7 @@ def test_a_prefill_rank_takes_anything(steps: list[tuple[receive.ReceiveEvent, f
         bench.now += pause
         bench.do(event)
     bench.do(receive.Stop())
-    bench.hear(Stale(), 5000)
+    for writer in WRITERS:
+        bench.hear(Stale(writer), 5000)
     bench.run(bench.now + receive_bench.FENCE_S)
     assert bench.machine.idle()

@@ -54,7 +54,7 @@ def build(state: RoomState) -> Bench:
         case RoomState.QUARANTINED:
             bench.run(5.0)
         case RoomState.FENCED:
-            bench.hear(Stale(), RESTARTED)
+            bench.hear(Stale(WRITER), RESTARTED)
         case RoomState.LANDED:
             bench.hear(Landed(1, 1))
         case RoomState.RELEASED:
@@ -81,7 +81,7 @@ def tell(bench: Bench, event: RoomEvent) -> list[Effect]:
         case RoomEvent.RETURN:
             return bench.hear(Pong())
         case RoomEvent.DEATH:
-            return bench.hear(Stale(), RESTARTED)
+            return bench.hear(Stale(WRITER), RESTARTED)
         case RoomEvent.FENCE:
             return bench.tick(bench.now + FENCE_S)
 
@@ -120,7 +120,7 @@ def test_the_region_is_safe_in_the_end_and_said_to_be_once(
 ) -> None:
     bench = build(state)
     effects = tell(bench, event) + bench.abandon()
-    effects += bench.hear(Stale(), RESTARTED + 1) + bench.run(bench.now + FENCE_S)
+    effects += bench.hear(Stale(WRITER), RESTARTED + 1) + bench.run(bench.now + FENCE_S)
     assert bench.machine.idle()
     before = state is RoomState.RELEASED  # it was said while the bench was built
     assert told(effects).count(("RoomReleased", 1)) == 1 - before
@@ -294,7 +294,7 @@ def test_a_landing_that_was_on_its_way_counts_as_the_answer() -> None:
 def test_a_restarted_writer_frees_its_regions_after_the_fence() -> None:
     bench = Bench()
     bench.open()
-    effects = bench.hear(Stale(), RESTARTED)
+    effects = bench.hear(Stale(WRITER), RESTARTED)
     assert told(effects) == [("RoomFailed", 1)]
     assert failure(effects).code is Code.STALE
     assert told(bench.run(FENCE_S - 0.1)) == []
@@ -305,7 +305,7 @@ def test_a_restarted_writer_frees_its_regions_after_the_fence() -> None:
 def test_a_transport_without_a_fence_frees_them_at_once() -> None:
     bench = Bench(fences={})
     bench.open()
-    bench.hear(Stale(), RESTARTED)
+    bench.hear(Stale(WRITER), RESTARTED)
     assert told(bench.run(0.0)) == [("RoomReleased", 1)]
 
 
@@ -313,7 +313,7 @@ def test_an_opening_from_an_outdated_identity_harms_nobody() -> None:
     """The head may hold the identity of an engine that this rank knows to have restarted."""
     bench = Bench()
     bench.open(1)
-    bench.hear(Stale(), RESTARTED)
+    bench.hear(Stale(WRITER), RESTARTED)
     bench.run(FENCE_S)
     bench.open(2, RESTARTED)
     effects = bench.open(3, WRITER)
@@ -339,7 +339,7 @@ def test_only_a_frame_proves_which_of_two_writers_is_gone(alive: int, dead: int)
 def test_the_dead_do_not_speak() -> None:
     bench = Bench()
     bench.open(1, WRITER)
-    bench.hear(Stale(), RESTARTED)
+    bench.hear(Stale(WRITER), RESTARTED)
     bench.open(2, RESTARTED)
     assert bench.hear(Pong(), WRITER) == []
     assert bench.state(2) is RoomState.GRANTED

@@ -10,6 +10,7 @@ from epd_connector.protocol.frames import Landed, Pong, RankAddress, SenderBack,
 from tests.unit.receive_bench import ENDPOINT, FENCE_S, WRITER, Bench, failure, sent, told
 
 NEWER = WRITER + 1
+NEWEST = NEWER + 1
 ELSEWHERE = "tcp://10.0.0.2:9001"
 
 
@@ -51,8 +52,8 @@ def test_a_writer_that_is_gone_fails_its_rooms_at_once_and_frees_them_after_the_
 def test_one_that_was_replaced_before_it_was_granted_is_stale_and_one_that_spoke_is_dead() -> None:
     bench = Bench()
     bench.open()
-    assert failure(bench.hear(Stale(), NEWER)).code is Code.STALE
-    assert failure(opened().hear(Stale(), NEWER)).code is Code.PEER_DEAD
+    assert failure(bench.hear(Stale(WRITER), NEWER)).code is Code.STALE
+    assert failure(opened().hear(Stale(WRITER), NEWER)).code is Code.PEER_DEAD
 
 
 def test_the_connection_to_a_process_that_is_gone_is_closed() -> None:
@@ -158,13 +159,24 @@ def test_a_late_word_of_an_old_process_buries_no_newer_one() -> None:
     assert told(bench.hear(Welcome(), NEWER)) == [("RoomFailed", 1)]
 
 
-def test_stale_says_who_is_there_today_whoever_was_met_last() -> None:
+def test_stale_proves_the_death_of_the_one_it_names_whoever_was_met_last() -> None:
     bench = opened()
     bench.now = 0.2
     bench.open(2, NEWER)
-    effects = bench.hear(Stale(), WRITER)
+    effects = bench.hear(Stale(NEWER), WRITER)
     assert told(effects) == [("RoomFailed", 2)]
     assert failure(effects).code is Code.STALE
+
+
+def test_a_late_stale_proves_nothing_of_whoever_came_afterwards() -> None:
+    """Two restarts in a row, and the word of the second process comes again."""
+    bench = opened()
+    assert told(bench.hear(Stale(WRITER), NEWER)) == [("RoomFailed", 1)]
+    bench.open(2, NEWEST)
+    bench.hear(Welcome(), NEWEST)
+    assert told(bench.hear(Stale(WRITER), NEWER)) == []
+    assert bench.state(2) is RoomState.GRANTED
+    assert told(bench.hear(Landed(2, 2), NEWEST)) == [("RoomLanded", 2)]
 
 
 def test_a_fence_counts_while_this_process_runs() -> None:

@@ -341,7 +341,7 @@ def test_a_stop_fails_everything_and_begins_nothing() -> None:
 def test_a_frame_for_an_older_incarnation_is_answered_stale() -> None:
     bench = Bench()
     effects = bench.hear(full_grant(1, 1), addressee=999)
-    assert effects == [Reply(0, 2000, Stale())]
+    assert effects == [Reply(0, 2000, Stale(999))]
     assert bench.machine.rooms() == {}
     assert bench.count("frames_stale") == 1
 
