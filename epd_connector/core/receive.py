@@ -71,8 +71,9 @@ __all__ = [
     "Tick",
 ]
 
-SLEPT_S = 1.0
-"""Seconds by which a tick is late when this process was kept from running."""
+FENCE_STEP_S = 0.25
+"""Seconds after which a process that runs looks at its fences again: more does not count."""
+_SHORTEST_STEP_S = 0.001
 _LAST_RETRY_S = 16.0
 
 
@@ -87,12 +88,15 @@ class PrefillRank:
         self._rooms: dict[int, ReceiveRoom] = {}
         self._released: Tombstones[int, None] = Tombstones(settings.max_rooms, math.inf)
         self._retries: Deadlines[int] = Deadlines()
+        # In seconds of ``_ran``, not of the clock.
         self._fences: Deadlines[int] = Deadlines()
+        self._ran = 0.0
         self._grant_serial = 0
         self._now = 0.0
 
     def handle(self, event: ReceiveEvent, now: float) -> list[Effect]:
         """Takes one event at monotonic time ``now`` (seconds); returns what is to be done."""
+        self._ran += min(max(now - self._now, 0.0), FENCE_STEP_S)
         self._now = self._senders.now = now
         match event:
             case Opened():
@@ -120,8 +124,14 @@ class PrefillRank:
 
     def next_deadline(self) -> float | None:
         """When ``Tick`` is due, or None while nothing waits for time to pass."""
-        times = [self._retries.next(), self._fences.next(), self._senders.next_deadline()]
+        times = [self._retries.next(), self._next_fence(), self._senders.next_deadline()]
         return min((when for when in times if when is not None), default=None)
+
+    def _next_fence(self) -> float | None:
+        due = self._fences.next()
+        if due is None or due <= self._ran:
+            return None if due is None else self._now
+        return self._now + min(max(due - self._ran, _SHORTEST_STEP_S), FENCE_STEP_S)
 
     def rooms(self) -> dict[int, RoomState]:
         """Open rooms and their states."""
@@ -247,7 +257,7 @@ class PrefillRank:
         self._senders.bury(sender)
         for room in list(sender.rooms.values()):
             self._retries.clear(room.frame.room)
-            self._fences.set(room.frame.room, self._now + self._fence_s(room))
+            self._fences.set(room.frame.room, self._ran + self._fence_s(room))
             failure = Failure(code, f"encode rank at {sender.endpoint}: {what}")
             if code is Code.STALE and sender.heard > room.granted:
                 # It spoke after the grant, so it took the room with it: its successor does not
@@ -269,14 +279,8 @@ class PrefillRank:
         A fence counts while this process runs: what a dead writer had sent may lie in this
         host's socket buffers, where it waits for a process that was stopped to go on.
         """
-        due = self._fences.next()
-        slept = due is not None and self._now - due > SLEPT_S
-        for number in self._fences.expired(self._now):
-            room = self._rooms[number]
-            if slept:
-                self._fences.set(number, self._now + self._fence_s(room))
-            else:
-                self._end(room, RoomEvent.FENCE, None)
+        for number in self._fences.expired(self._ran):
+            self._end(self._rooms[number], RoomEvent.FENCE, None)
 
     def _fence_s(self, room: ReceiveRoom) -> float:
         """Seconds after the death of the room's writer that its writes can still land."""

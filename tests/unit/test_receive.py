@@ -83,7 +83,7 @@ def tell(bench: Bench, event: RoomEvent) -> list[Effect]:
         case RoomEvent.DEATH:
             return bench.hear(Stale(WRITER), RESTARTED)
         case RoomEvent.FENCE:
-            return bench.tick(bench.now + FENCE_S)
+            return bench.run(bench.now + FENCE_S)
 
 
 def expected(state: RoomState, event: RoomEvent) -> RoomState:

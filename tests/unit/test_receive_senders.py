@@ -4,6 +4,7 @@
 import pytest
 
 from epd_connector.core.effects import Effect, Hangup, Probe, TellHead
+from epd_connector.core.receive import FENCE_STEP_S
 from epd_connector.core.receive_state import Broken, Gone, Probed, RoomState
 from epd_connector.errors import Code
 from epd_connector.protocol.frames import Landed, Pong, RankAddress, SenderBack, Stale, Welcome
@@ -179,14 +180,24 @@ def test_a_late_stale_proves_nothing_of_whoever_came_afterwards() -> None:
     assert told(bench.hear(Landed(2, 2), NEWEST)) == [("RoomLanded", 2)]
 
 
-def test_a_fence_counts_while_this_process_runs() -> None:
+@pytest.mark.parametrize("stopped_until", [1.0, FENCE_S + 0.9, 60.0])
+def test_a_fence_counts_while_this_process_runs(stopped_until: float) -> None:
     bench = opened()
     bench.do(Broken(ENDPOINT))
     bench.do(Probed(ENDPOINT, gone=True))
     # The process was stopped: what the dead had sent is still in the host's buffers.
-    assert told(bench.tick(60.0)) == []
-    assert told(bench.run(60.0 + FENCE_S - 0.01)) == []
-    assert told(bench.run(60.0 + FENCE_S)) == [("RoomReleased", 1)]
+    assert told(bench.tick(stopped_until)) == []
+    assert told(bench.run(stopped_until + FENCE_S - FENCE_STEP_S - 0.01)) == []
+    assert told(bench.run(stopped_until + FENCE_S)) == [("RoomReleased", 1)]
+
+
+def test_no_stop_of_many_counts_for_more_than_a_step() -> None:
+    bench = opened()
+    bench.do(Broken(ENDPOINT))
+    bench.do(Probed(ENDPOINT, gone=True))
+    most = int(FENCE_S / FENCE_STEP_S)
+    effects = [told(bench.tick(bench.now + 0.9)) for _ in range(most)]
+    assert effects == [[]] * (most - 1) + [[("RoomReleased", 1)]]
 
 
 def test_a_busy_engine_notices_silence_too() -> None:
