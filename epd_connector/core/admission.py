@@ -20,6 +20,7 @@ from epd_connector.core.admission_state import (
     Changed,
     FromEncodeHead,
     FromRank,
+    Gone,
     Joined,
     Left,
     Loading,
@@ -38,12 +39,12 @@ from epd_connector.core.admission_state import (
     TransferState,
 )
 from epd_connector.core.deadlines import Deadlines
-from epd_connector.core.effects import Effect, EncodeLocally, RequestFailed
+from epd_connector.core.effects import Effect, EncodeLocally, RequestFailed, TellRanks
 from epd_connector.core.transfers import TransferDesk
 from epd_connector.core.turns import Turns
 from epd_connector.errors import Code, Failure
 from epd_connector.memory.slab import Balance
-from epd_connector.protocol.frames import SenderBack, SenderSilent
+from epd_connector.protocol.frames import HostGone, SenderBack, SenderSilent
 from epd_connector.stats import Counters
 
 __all__ = ["PAUSE_S", "AdmissionSettings", "PrefillHead"]
@@ -94,6 +95,8 @@ class PrefillHead:
                 self._desk.on_encode_head(event.address, event.frame)
             case Broken(address=address):
                 self._desk.on_broken(address)
+            case Gone(host=host):
+                self._on_gone(host)
             case Tick():
                 self._on_tick()
             case Stop():
@@ -230,6 +233,12 @@ class PrefillHead:
         for request in list(self._requests.values()):
             self._fail(request, failure)
             self._on_left(request.request)
+
+    def _on_gone(self, host: str) -> None:
+        """The ranks learn it with this word only: nothing may be opened there afterwards."""
+        self._desk.encoders.gone(host)
+        self._desk.memory_changed = True
+        self._effects.append(TellRanks(HostGone(host)))
 
     # --- what becomes of requests -----------------------------------------------------
 

@@ -131,6 +131,13 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True)
+class Gone:
+    """Somebody who knows says that nothing on ``host`` will ever answer or write again."""
+
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
@@ -151,6 +158,7 @@ AdmissionEvent = (
     | FromRank
     | FromEncodeHead
     | Broken
+    | Gone
     | Tick
     | Stop
 )

@@ -94,6 +94,11 @@ class EncodeDesk:
         self.topology.forget(address)
         self.topology.leave(address)
 
+    def gone(self, host: str) -> None:
+        """``host`` is dead: engines with a part of them there are asked who they are."""
+        for address in self.topology.on_host(host):
+            self.broken(address)
+
     def tick(self) -> bool:
         """Addresses are asked again, or given up; whether some was given up."""
         return self.topology.tick(self.now)

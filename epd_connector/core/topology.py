@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from epd_connector.core.deadlines import Deadlines
 from epd_connector.core.effects import Effect, Hangup, Send
 from epd_connector.core.fingerprint import same_model
+from epd_connector.core.receive_senders import host_of
 from epd_connector.errors import Code, Failure
 from epd_connector.protocol.frames import AnyFrame, Identify, Identity, NotReady, Rejected
 
@@ -93,6 +94,11 @@ class Topology:
     def addresses(self) -> dict[str, Address]:
         """Everything that is known, to be read only."""
         return self._addresses
+
+    def on_host(self, host: str) -> list[str]:
+        """Addresses whose engine is known and has its head or a rank on ``host``."""
+        entries = self._addresses.items()
+        return [address for address, entry in entries if _is_on(entry, address, host)]
 
     def silent(self, address: str) -> bool:
         """Whether ``address`` was given up a while ago: the connection was hung up, and nobody
@@ -218,3 +224,10 @@ class Topology:
                 self.effects.append(Hangup(f"tcp://{address}"))
                 return True
         return False
+
+
+def _is_on(entry: Address, address: str, host: str) -> bool:
+    if entry.identity is None:
+        return False
+    endpoints = [address, *(rank.endpoint for rank in entry.identity.ranks)]
+    return any(host_of(endpoint) == host for endpoint in endpoints)

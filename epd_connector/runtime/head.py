@@ -316,7 +316,8 @@ class HeadRuntime:
                     self._tell_ranks(envelope.frame)
             case HostGone(host=host) if self._prefill is not None:
                 logger.warning("host %s is said to be dead: nothing there writes any more", host)
-                self._tell_ranks(envelope.frame)
+                with self._lock:
+                    self._decided(self._prefill.handle(admission.Gone(host), now))
                 self._switch.reply(peer, envelope.sender, envelope.frame)
             case Identify() | SkipRooms() | RoomReceivers() if self._encode is not None:
                 event = FromPeer(peer, envelope.sender, envelope.frame)

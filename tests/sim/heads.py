@@ -8,6 +8,7 @@ links that keep order. What becomes of words to a rank that ended, its runtime d
 from functools import partial
 from typing import TYPE_CHECKING
 
+from epd_connector.core import receive_state
 from epd_connector.core.admission import PrefillHead
 from epd_connector.core.admission_state import (
     AdmissionEvent,
@@ -15,6 +16,7 @@ from epd_connector.core.admission_state import (
     Broken,
     FromEncodeHead,
     FromRank,
+    Gone,
     RequestState,
     Tick,
     TransferState,
@@ -27,12 +29,13 @@ from epd_connector.core.effects import (
     Send,
     TellRanks,
 )
-from epd_connector.core.receive import Abandoned, Gone, Opened
+from epd_connector.core.receive import Abandoned, Opened
 from epd_connector.core.topology import Expected
 from epd_connector.errors import Code, Failure
 from epd_connector.protocol.frames import (
     Abandon,
     AnyFrame,
+    HostGone,
     Open,
     RoomFailed,
     RoomReceivers,
@@ -110,7 +113,7 @@ class PrefillHeadProcess(MachineProcess):
 
     def host_gone(self, host: str) -> None:
         """An operator says that nothing on ``host`` will ever write again."""
-        self.run(lambda: self._tell_ranks_gone(host), "operator")
+        self.tell(Gone(host), "operator")
 
     def rank_ended(self, rank: int) -> None:
         """One of the own ranks has ended, as its link shows: its part of every room fails."""
@@ -128,10 +131,6 @@ class PrefillHeadProcess(MachineProcess):
     def _tick(self) -> None:
         self.decide(Tick())
 
-    def _tell_ranks_gone(self, host: str) -> None:
-        for rank in range(len(self.engine.ranks)):
-            self.engine.to_rank(rank, Gone(host))
-
     # --- what it asks for -------------------------------------------------------------
 
     def decided(self, effect: object) -> None:
@@ -146,6 +145,9 @@ class PrefillHeadProcess(MachineProcess):
                 self._tell_ranks(frame)
             case TellRanks(frame=Abandon() as frame):
                 self._tell_ranks(frame)
+            case TellRanks(frame=HostGone(host=host)):
+                for rank in range(len(self.engine.ranks)):
+                    self.engine.to_rank(rank, receive_state.Gone(host))
             case Hangup(endpoint=endpoint):
                 self.fleet.network.hang_up(self, endpoint)
             case RequestFailed() | EncodeLocally() | Noted():

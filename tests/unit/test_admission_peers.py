@@ -5,11 +5,12 @@ import msgspec
 import pytest
 
 from epd_connector.core.admission import PAUSE_S
-from epd_connector.core.admission_state import RequestState, TransferState
-from epd_connector.core.effects import Hangup
+from epd_connector.core.admission_state import Gone, RequestState, TransferState
+from epd_connector.core.effects import Hangup, TellRanks
 from epd_connector.core.topology import ASK_AGAIN_S, MAX_ADDRESSES, NEGATIVE_S
 from epd_connector.errors import Code, Failure
 from epd_connector.protocol.frames import (
+    HostGone,
     Identity,
     NotReady,
     Rejected,
@@ -327,6 +328,30 @@ def test_short_silences_are_counted() -> None:
         head.now += PAUSE_S
         head.state("r")
     assert list(failed(head.wait(0.1, "r"))) == ["r"]
+
+
+# --- hosts that are said to be dead -------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["encode", "ranks"])
+def test_after_the_word_that_a_host_is_dead_nothing_is_opened_there(host: str) -> None:
+    head = Harness(settings(ranks=1))
+    head.start("r", item("a", 5))
+    one = identity()
+    elsewhere = msgspec.structs.replace(one.ranks[0], endpoint="tcp://ranks:11")
+    head.hear(msgspec.structs.replace(one, ranks=(elsewhere,)))
+    head.land(5)
+    effects = head.do(Gone(host))
+    assert TellRanks(HostGone(host)) in effects
+    effects = head.start("next", item("b", 6))
+    assert rooms_opened(effects) == []
+    assert asked(effects) == [f"tcp://{HERE}"]
+
+
+def test_the_word_that_another_host_is_dead_changes_nothing() -> None:
+    head = known(settings(ranks=1))
+    head.do(Gone("10.0.0.9"))
+    assert rooms_opened(head.start("r", item("a", 5))) == [5]
 
 
 # --- encode ranks that serve nobody -------------------------------------------------------
