@@ -61,6 +61,7 @@ class Counters:
     writes_failed: int = 0
     writes_late: int = 0
     stagings_deferred: int = 0
+    slabs_filled: int = 0
     leases_deferred: int = 0
     peers_lost: int = 0
     errors_internal: int = 0

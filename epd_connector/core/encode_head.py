@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The encode head: says who this engine is once every rank is up, and passes word on.
 
-Owns what an encode engine's head knows of its own ranks and answers peers with. Does not
-own rooms: its ranks do. Does no I/O. Used by one thread at a time, like the prefill head.
+Owns what an encode engine's head knows of its own ranks and answers peers with, and which
+requests are held back while a rank's send slab is full. Does not own rooms: its ranks do.
+Does no I/O. Used by one thread at a time, like the prefill head.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from epd_connector.core.effects import Effect, Reply, TellRanks
@@ -24,7 +25,14 @@ from epd_connector.protocol.frames import (
     RoomReceivers,
     RoomsSkipped,
     SkipRooms,
+    SlabFree,
+    SlabFull,
 )
+
+FULL_S = 2.0
+"""Seconds for which a full slab that is not said to be full any more counts as full."""
+MAX_GRANTED = 1 << 16
+"""Rooms that are remembered as granted while some slab is full; the oldest are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +78,15 @@ class RoomsUnneeded:
     rooms: tuple[int, ...]
 
 
-EncodeHeadEvent = FromPeer | RankReady | RequestOver | RoomsUnneeded
+@dataclass(frozen=True, slots=True)
+class FromRank:
+    """Rank ``rank`` of this engine says ``frame``."""
+
+    rank: int
+    frame: SlabFull | SlabFree
+
+
+EncodeHeadEvent = FromPeer | RankReady | RequestOver | RoomsUnneeded | FromRank
 
 
 class EncodeHead:
@@ -79,10 +95,15 @@ class EncodeHead:
     def __init__(self, settings: EncodeHeadSettings) -> None:
         self.settings = settings
         self._ranks: dict[int, RankAddress] = {}
+        self._full_until: dict[int, float] = {}
+        self._granted: dict[int, None] = {}
 
-    def handle(self, event: EncodeHeadEvent) -> list[Effect]:
-        """Takes one event; returns what is to be done. Nothing here depends on time."""
+    def handle(self, event: EncodeHeadEvent, now: float) -> list[Effect]:
+        """Takes one event at monotonic time ``now`` (seconds); returns what is to be done."""
         match event:
+            case FromRank(rank=rank, frame=frame):
+                self._on_pressure(rank, frame, now)
+                return []
             case RankReady(incarnation=incarnation, frame=frame):
                 if frame.rank < self.settings.ranks:
                     address = RankAddress(frame.endpoint, incarnation, frame.adverts)
@@ -100,6 +121,35 @@ class EncodeHead:
             case FromPeer(frame=RoomReceivers() as frame):
                 return [TellRanks(frame)]
         return []
+
+    def holds_back(self, rooms: Iterable[int], now: float) -> bool:
+        """Whether a request that claims ``rooms`` is to wait, because rows wait for a send slab.
+
+        Not one whose rows a peer has set memory aside for: that memory could be what everything
+        waits for. What is not repeated ends by itself, since a word may be lost.
+        """
+        if not self._full_until:
+            return False
+        if all(until <= now for until in self._full_until.values()):
+            self._go_on()
+            return False
+        return all(room not in self._granted for room in rooms)
+
+    def _on_pressure(self, rank: int, frame: SlabFull | SlabFree, now: float) -> None:
+        match frame:
+            case SlabFull(granted=granted):
+                self._full_until[rank] = now + FULL_S
+                self._granted.update(dict.fromkeys(granted))
+                while len(self._granted) > MAX_GRANTED:
+                    del self._granted[next(iter(self._granted))]
+            case SlabFree():
+                self._full_until.pop(rank, None)
+                if not self._full_until:
+                    self._go_on()
+
+    def _go_on(self) -> None:
+        self._full_until.clear()
+        self._granted.clear()
 
     def ranks_up(self) -> int:
         """How many ranks of this engine are up."""

@@ -3,9 +3,9 @@
 
 Owns what the engine says: claims, rows, ends; and when a room has taken too long. Its parts
 own the rest: the table of rooms (``send_rooms``), grants and how rooms end by them
-(``send_grants``), peers and writes (``send_peers``), staged copies (``send_copies``). Does
-no I/O: the runtime stages, writes and sends what ``handle`` returns and reports back. Used
-by one thread.
+(``send_grants``), peers and writes (``send_peers``), staged copies (``send_copies``), whether
+requests are to be held back (``send_pressure``). Does no I/O: the runtime stages, writes and
+sends what ``handle`` returns and reports back. Used by one thread.
 
 A grant is answered exactly once (repeats get the same answer again), a room concludes
 exactly once, and the bytes of a copy are freed only when no write can read them.
@@ -27,6 +27,7 @@ from epd_connector.core.send_events import (
     Wrote,
 )
 from epd_connector.core.send_grants import GrantDesk
+from epd_connector.core.send_pressure import PressureDesk
 from epd_connector.core.send_rooms import RoomTable
 from epd_connector.core.send_state import (
     CopyState,
@@ -54,8 +55,11 @@ class EncodeRank:
         self.counters = Counters()
         self._effects: list[Effect] = []
         self._rooms = RoomTable(settings, self.counters, self._effects)
-        self._copies = CopyDesk(settings.slab_nbytes, self.counters, self._effects)
+        self._copies = CopyDesk(
+            settings.slab_nbytes, settings.ahead_nbytes, self.counters, self._effects
+        )
         self._grants = GrantDesk(settings, self.counters, self._effects, self._rooms, self._copies)
+        self._pressure = PressureDesk(settings.slab_nbytes, self.counters, self._effects)
         self._now = 0.0
 
     def handle(self, event: SendEvent, now: float) -> list[Effect]:
@@ -63,7 +67,9 @@ class EncodeRank:
         self._now = self._rooms.now = self._grants.now = now
         match event:
             case FromPeer():
-                self._grants.hear(event)
+                room = self._grants.hear(event)
+                if room is not None:
+                    self._on_granted(room)
             case Claim():
                 self._on_claim(event)
             case Encoded():
@@ -82,13 +88,15 @@ class EncodeRank:
                 self._on_tick()
             case Stop():
                 self._on_stop()
+        self._pressure.weigh(self._copies.waiting_nbytes, self._rooms, now)
         effects = list(self._effects)
         self._effects.clear()
         return effects
 
     def next_deadline(self) -> float | None:
         """When ``Tick`` is due, or None while nothing waits for time to pass."""
-        times = [self._rooms.next_deadline(), self._grants.next_deadline()]
+        desks = (self._rooms, self._grants, self._pressure)
+        times = [desk.next_deadline() for desk in desks]
         return min((when for when in times if when is not None), default=None)
 
     def rooms(self) -> dict[int, RoomState]:
@@ -128,12 +136,18 @@ class EncodeRank:
         if copy is not None:
             self._use(room, copy)
 
+    def _on_granted(self, room: SendRoom) -> None:
+        """A peer has memory for the rows of ``room``: they go first, or are called for."""
+        if room.copy is not None:
+            self._copies.grant(room.copy)
+        self._pressure.granted(room)
+
     def _on_encoded(self, event: Encoded) -> None:
         waiting = self._rooms.claimed(event.hash)
         if self._copies.find(event.hash) is not None or not waiting:
             self._effects.append(DropRows(event.token))
             return
-        refusal = self._copies.refusal(event)
+        refusal = self._copies.refusal(event, any(room.grants for room in waiting))
         if refusal is not None:
             self._effects.append(DropRows(event.token))
             for room in waiting:
@@ -157,6 +171,8 @@ class EncodeRank:
         room.copy = copy
         copy.users[room.room] = room
         self._rooms.move(room, RoomEvent.ROWS)
+        if room.grants:
+            self._copies.grant(copy)
         if copy.state is CopyState.READY:
             self._grants.offer(room)
 

@@ -4,6 +4,11 @@
 Owns the send slab's bookkeeping, the order in which copies get memory, and when a copy's
 memory is free again. Does not own rooms. A part of ``send.EncodeRank``, not a machine of
 its own: it appends to the machine's effects.
+
+Granted copies go first, and have the upper half of the slab to themselves: they leave it
+again, since somebody has memory for them. Were the slab full of copies that nobody has
+memory for yet, it could be the granted ones behind them that hold that memory, and nothing
+would move.
 """
 
 from collections import deque
@@ -12,40 +17,47 @@ from epd_connector.core.effects import DropRows, Effect, Stage
 from epd_connector.core.send_events import Encoded
 from epd_connector.core.send_state import CopyState, SendRoom, StagedCopy
 from epd_connector.errors import Code, Failure
-from epd_connector.memory.slab import RegionState, Slab
+from epd_connector.memory.slab import Region, RegionState, Slab
 from epd_connector.stats import Counters
 
 MAX_WAITING_SLABS = 2
-"""Rows that wait for memory may take this many times the slab's size, outside of it."""
+"""Rows that nobody has granted memory for may wait for the slab until they are this many
+times its size, and ``ahead_nbytes`` more."""
 
 
 class CopyDesk:
-    """Copies by hash, and the queue of those that wait for memory."""
+    """Copies by hash, and the queues of those that wait for memory."""
 
-    def __init__(self, slab_nbytes: int, counters: Counters, effects: list[Effect]) -> None:
+    def __init__(
+        self, slab_nbytes: int, ahead_nbytes: int, counters: Counters, effects: list[Effect]
+    ) -> None:
         self._effects = effects
         self.slab = Slab(slab_nbytes)
+        self.waiting_nbytes = 0
+        self._most_waiting = MAX_WAITING_SLABS * self.slab.capacity + ahead_nbytes
         self._counters = counters
         self._copies: dict[str, StagedCopy] = {}
         self._copying: dict[int, StagedCopy] = {}
-        self._queue: deque[StagedCopy] = deque()
+        self._granted: deque[StagedCopy] = deque()
+        self._others: deque[StagedCopy] = deque()
         self._serial = 0
 
     def find(self, hash: str) -> StagedCopy | None:
         """The copy of item ``hash``, if there is one."""
         return self._copies.get(hash)
 
-    def refusal(self, event: Encoded) -> Failure | None:
+    def refusal(self, event: Encoded, granted: bool) -> Failure | None:
         """Why the item cannot be staged, now or ever, or None.
 
-        Rows that wait keep the tower's memory, so what may wait is bounded, too.
+        Rows that wait keep the tower's memory, so what may wait is bounded, too. Those that
+        are granted are bounded by the memory of whoever granted it.
         """
         remedy = "raise send_slab_bytes on the encode engine"
         if not self.slab.fits(event.nbytes):
             reason = f"item of {event.nbytes} bytes, send slab of {self.slab.capacity} bytes"
             return Failure(Code.TOO_LARGE, f"{reason}: {remedy}")
-        waiting = sum(c.nbytes for c in self._queue if c.state is CopyState.WAITING)
-        if waiting + event.nbytes <= MAX_WAITING_SLABS * self.slab.capacity:
+        waiting = self.waiting_nbytes
+        if granted or waiting + event.nbytes <= self._most_waiting:
             return None
         reason = f"{waiting} bytes wait for the send slab of {self.slab.capacity} bytes already"
         return Failure(Code.OVERLOADED, f"{reason}: {remedy}")
@@ -64,24 +76,44 @@ class CopyDesk:
             encoded_at=now,
         )
         self._copies[event.hash] = copy
-        self._queue.append(copy)
+        self._others.append(copy)
+        self.waiting_nbytes += copy.nbytes
         return copy
 
+    def grant(self, copy: StagedCopy) -> None:
+        """Somebody has memory for the rows of ``copy``."""
+        if copy.granted:
+            return
+        copy.granted = True
+        if copy.state is CopyState.WAITING:
+            self._granted.append(copy)
+            self.advance()
+
     def advance(self) -> None:
-        """Gives memory to waiting copies, first come first served, as far as there is some."""
-        while self._queue:
-            copy = self._queue[0]
-            if copy.state is not CopyState.WAITING:
-                self._queue.popleft()
-                continue
-            region = self.slab.lease(copy.nbytes)
-            if region is None:
-                self._counters.add("stagings_deferred")
-                return
-            self._queue.popleft()
-            copy.region, copy.state = region, CopyState.COPYING
-            self._copying[copy.number] = copy
-            self._effects.append(Stage(copy.number, copy.token, region.offset, copy.nbytes))
+        """Gives memory to waiting copies as far as there is some: to granted ones, then to the
+        others, among each in the order in which they came."""
+        for queue, granted in ((self._granted, True), (self._others, False)):
+            while queue:
+                copy = queue[0]
+                if copy.state is CopyState.WAITING and copy.granted is granted:
+                    region = self._lease(copy)
+                    if region is None:
+                        self._counters.add("stagings_deferred")
+                        return
+                    self._stage(copy, region)
+                queue.popleft()
+
+    def _lease(self, copy: StagedCopy) -> Region | None:
+        half = self.slab.capacity // 2
+        if not copy.granted:
+            return self.slab.lease(copy.nbytes, end=half)
+        return self.slab.lease(copy.nbytes, first=half) or self.slab.lease(copy.nbytes)
+
+    def _stage(self, copy: StagedCopy, region: Region) -> None:
+        self.waiting_nbytes -= copy.nbytes
+        copy.region, copy.state = region, CopyState.COPYING
+        self._copying[copy.number] = copy
+        self._effects.append(Stage(copy.number, copy.token, region.offset, copy.nbytes))
 
     def landed(self, number: int) -> StagedCopy | None:
         """Copying has ended, well or not; the copy, or None if it is not known."""
@@ -104,6 +136,7 @@ class CopyDesk:
         if copy.users or copy.number in self._copying or copy.state is CopyState.GONE:
             return
         if copy.state is CopyState.WAITING:
+            self.waiting_nbytes -= copy.nbytes
             self._effects.append(DropRows(copy.token))
         copy.state = CopyState.GONE
         del self._copies[copy.hash]
@@ -122,3 +155,5 @@ class CopyDesk:
         balance = self.slab.balance()
         assert held == balance.leased + balance.landed, (held, balance)
         assert set(self._copying.values()) <= set(self._copies.values())
+        waiting = [copy for copy in self._copies.values() if copy.state is CopyState.WAITING]
+        assert self.waiting_nbytes == sum(copy.nbytes for copy in waiting), waiting

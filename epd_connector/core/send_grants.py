@@ -73,52 +73,53 @@ class GrantDesk:
 
     # --- what peers say ---------------------------------------------------------------
 
-    def hear(self, event: FromPeer) -> None:
-        """A frame of a prefill rank."""
+    def hear(self, event: FromPeer) -> SendRoom | None:
+        """A frame of a prefill rank; the room that it has newly granted memory for, if any."""
         if not self._peers.admit(event, self.now):
-            return
+            return None
         match event.frame:
             case Hello():
                 self._peers.greet(event, event.frame, self.now)
             case Ping():
                 self._peers.pong(event)
             case Grant():
-                self._on_grant(event, event.frame)
+                return self._on_grant(event, event.frame)
             case Cancel():
                 self._on_cancel(event, event.frame)
             case _:
                 self._counters.add("frames_malformed")
+        return None
 
-    def _on_grant(self, event: FromPeer, frame: Grant) -> None:
+    def _on_grant(self, event: FromPeer, frame: Grant) -> SendRoom | None:
         answer = self._answers.find((event.sender, frame.room, frame.grant))
         if answer is not None:
             self._counters.add("grants_repeated")
             self._effects.append(Reply(event.route, event.sender, answer))
-            return
+            return None
         tomb = self._rooms.tomb(frame.room)
         if tomb is not None:
             self._reply(event.route, event.sender, _refused(frame, tomb.failure or TOO_LATE))
-            return
+            return None
         peer = self._peers.peer(event.sender)
         if peer is None:
             # Its Hello was lost with a connection; the grant comes again behind a new one.
             self._counters.add("grants_repeated")
-            return
+            return None
         room = self._rooms.find(frame.room) or self._rooms.make(frame.room, RoomState.ASKED)
         if room is None:
             self._refuse_stranger(event, frame, self._rooms.overload())
-            return
+            return None
         if room.state is RoomState.ASKED and not room.grants:
             self._rooms.give_time(room)
         held = room.grants.get(peer.hello.rank)
         if held is not None and not self._replaces(event, frame, held):
-            return
+            return None
         grant = HeldGrant(frame, peer)
         problem = self._peers.foreign(grant, room)
         if problem is not None:
             self._refuse_stranger(event, frame, problem)
             self._settle_unasked(room)
-            return
+            return None
         room.receivers = served_ranks(self._settings.rank, self._settings.ranks, peer.hello.ranks)
         room.grants[peer.hello.rank] = grant
         self._peers.take(grant)
@@ -127,6 +128,7 @@ class GrantDesk:
         elif room.state is RoomState.OFFERED:
             self._serve(room, grant)
         self._settle(room)
+        return room
 
     def _replaces(self, event: FromPeer, frame: Grant, held: HeldGrant) -> bool:
         """Whether ``frame`` is a new attempt; a repeat or one too many is dealt with here."""

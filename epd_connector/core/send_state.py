@@ -15,12 +15,17 @@ from epd_connector.protocol.frames import Cancelled, Grant, Hello, Landed, Refus
 
 @dataclass(frozen=True, slots=True)
 class SendSettings:
-    """What an encode rank is configured with. Times in seconds, sizes in bytes."""
+    """What an encode rank is configured with. Times in seconds, sizes in bytes.
+
+    ``ahead_nbytes``: rows that the host's steps may still bring after this rank has said that
+    its slab is full.
+    """
 
     incarnation: int
     rank: int
     ranks: int
     slab_nbytes: int
+    ahead_nbytes: int
     offer_timeout_s: float
     write_timeout_s: float
     peer_timeout_s: float
@@ -112,6 +117,7 @@ class StagedCopy:
     """One item's rows in the send slab, shared by every room that asks for its hash.
 
     ``token`` names the rows to the runtime until ``Stage`` or ``DropRows`` has used it up.
+    ``granted``: a peer has set memory aside for them.
     """
 
     number: int
@@ -123,6 +129,7 @@ class StagedCopy:
     nbytes: int
     encoded_at: float
     state: CopyState = CopyState.WAITING
+    granted: bool = False
     region: Region | None = None
     users: "dict[int, SendRoom]" = field(default_factory=dict)
 

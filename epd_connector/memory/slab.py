@@ -84,19 +84,25 @@ class Slab:
         """Whether ``nbytes`` could ever be leased, were the slab empty."""
         return nbytes <= self.capacity
 
-    def lease(self, nbytes: int) -> Region | None:
-        """A region of at least ``nbytes`` bytes, or None when there is no room now."""
+    def lease(self, nbytes: int, first: int = 0, end: int | None = None) -> Region | None:
+        """A region of at least ``nbytes`` bytes between the offsets ``first`` and ``end`` (the
+        slab's end if None), or None when there is no room there now."""
         if nbytes < 0:
             raise ValueError(f"cannot lease {nbytes} bytes")
-        size = max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
-        index = next((i for i, (_, length) in enumerate(self._holes) if length >= size), None)
-        if index is None:
+        size = _rounded_up(max(ALIGNMENT, nbytes))
+        first, end = _rounded_up(first), self.capacity if end is None else end
+        fitting = (
+            (index, hole)
+            for index, hole in enumerate(self._holes)
+            if max(hole[0], first) + size <= min(sum(hole), end)
+        )
+        index, (start, length) = next(fitting, (0, (0, 0)))
+        if not length:
             return None
-        offset, length = self._holes[index]
-        if length == size:
-            del self._holes[index]
-        else:
-            self._holes[index] = (offset + size, length - size)
+        offset = max(start, first)
+        after = (offset + size, start + length - offset - size)
+        rest = [hole for hole in ((start, offset - start), after) if hole[1]]
+        self._holes[index : index + 1] = rest
         region = Region(offset, size, RegionState.FREE)
         self._regions[offset] = region
         self._account(region, RegionState.LEASED)
@@ -172,3 +178,7 @@ class Slab:
             self._holes[index] = (start, before + length)
             return
         self._holes.insert(index, (offset, length))
+
+
+def _rounded_up(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT

@@ -29,6 +29,8 @@ GrantId = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
 Rank = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
 Ranks = Annotated[int, msgspec.Meta(ge=1, lt=1 << 16)]
+MAX_ROOMS_NAMED = 4096
+"""Rooms that one frame may name."""
 Text = Annotated[str, msgspec.Meta(max_length=512)]
 Sessions = Annotated[dict[Text, Text], msgspec.Meta(max_length=16)]
 """Transport name -> what that transport says about a process or a slab of it."""
@@ -84,13 +86,13 @@ class Rejected(Frame, frozen=True):
 class SkipRooms(Frame, frozen=True):
     """The prefill side does not need these rooms; whatever is held for them is free."""
 
-    rooms: Annotated[tuple[Room, ...], msgspec.Meta(max_length=4096)]
+    rooms: Annotated[tuple[Room, ...], msgspec.Meta(max_length=MAX_ROOMS_NAMED)]
 
 
 class RoomsSkipped(Frame, frozen=True):
     """The answer to ``SkipRooms``: heard, and passed on to every rank that is up."""
 
-    rooms: Annotated[tuple[Room, ...], msgspec.Meta(max_length=4096)]
+    rooms: Annotated[tuple[Room, ...], msgspec.Meta(max_length=MAX_ROOMS_NAMED)]
 
 
 class HostGone(Frame, frozen=True):
@@ -330,6 +332,20 @@ class DropRoom(Frame, frozen=True):
     room: Room
 
 
+class SlabFull(Frame, frozen=True):
+    """Encode side: rows wait for this rank's send slab; requests are to be held back.
+
+    ``granted``: rooms without rows that peers have set memory aside for; their requests must
+    come. It holds until ``SlabFree``, or until it has not been repeated for a while.
+    """
+
+    granted: Annotated[tuple[Room, ...], msgspec.Meta(max_length=MAX_ROOMS_NAMED)]
+
+
+class SlabFree(Frame, frozen=True):
+    """Encode side: this rank's send slab takes rows again."""
+
+
 class Tally(Frame, frozen=True):
     """What a rank counted since its last tally, for the head's totals."""
 
@@ -370,6 +386,8 @@ LinkFrame = (
     | EndRoom
     | DropRoom
     | RoomReceivers
+    | SlabFull
+    | SlabFree
     | Tally
     | Describe
     | Description

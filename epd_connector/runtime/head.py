@@ -11,8 +11,10 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 
 from epd_connector.core import admission_state as admission
+from epd_connector.core import encode_head as encoding
 from epd_connector.core.admission import PrefillHead
 from epd_connector.core.describe import describe_encode, describe_prefill
 from epd_connector.core.effects import (
@@ -25,11 +27,9 @@ from epd_connector.core.effects import (
     Send,
     TellRanks,
 )
-from epd_connector.core.encode_head import EncodeHead, EncodeHeadEvent, FromPeer, RankReady
 from epd_connector.link.base import Link, PeerId
 from epd_connector.protocol.codec import Codec
 from epd_connector.protocol.frames import (
-    Abandon,
     AnyFrame,
     Describe,
     Description,
@@ -38,18 +38,18 @@ from epd_connector.protocol.frames import (
     HostGone,
     Identify,
     Inspect,
-    Open,
     RankUp,
     RoomFailed,
     RoomReceivers,
-    RoomReleased,
     SkipRooms,
+    SlabFree,
+    SlabFull,
     Tally,
 )
 from epd_connector.protocol.state import PrefillState
 from epd_connector.runtime.describing import Describing, HeadPlace
 from epd_connector.runtime.loop import Loop
-from epd_connector.runtime.own_ranks import BEAT_S, OwnRanks
+from epd_connector.runtime.own_ranks import BEAT_S, OwnRanks, answers_of
 from epd_connector.runtime.switchboard import Switchboard
 from epd_connector.runtime.tallies import Tallies
 from epd_connector.stats import Counters
@@ -68,7 +68,7 @@ class HeadRuntime:
         link: Link,
         codec: Codec,
         *,
-        encode: EncodeHead | None,
+        encode: encoding.EncodeHead | None,
         prefill: PrefillHead | None,
     ) -> None:
         self._place = place
@@ -132,11 +132,17 @@ class HeadRuntime:
         with self._lock:
             self._decided(self._prefill.handle(event, time.monotonic()))
 
-    def tell_encode(self, event: EncodeHeadEvent) -> None:
+    def tell_encode(self, event: encoding.EncodeHeadEvent) -> None:
         """Hands an event to the encode head."""
         assert self._encode is not None
         with self._lock:
-            self._decided(self._encode.handle(event))
+            self._decided(self._encode.handle(event, time.monotonic()))
+
+    def holds_back(self, rooms: Iterable[int]) -> bool:
+        """Whether a request that claims ``rooms`` is to wait. See ``EncodeHead.holds_back``."""
+        assert self._encode is not None
+        with self._lock:
+            return self._encode.holds_back(rooms, time.monotonic())
 
     def ask(self, request: str) -> admission.RequestState:
         """May ``request`` run? See ``PrefillHead.ask``."""
@@ -285,6 +291,9 @@ class HeadRuntime:
                 self._tallies.count(Counters.from_peer(frame.counters, frame.encoded_to_landed_s))
         elif isinstance(frame, Description):
             self._describing.heard(frame.state)
+        elif isinstance(frame, SlabFull | SlabFree) and self._encode is not None:
+            with self._lock:
+                self._encode.handle(encoding.FromRank(rank, frame), now)
         elif self._prefill is not None:
             with self._lock:
                 self._decided(self._prefill.handle(admission.FromRank(rank, frame), now))
@@ -295,7 +304,7 @@ class HeadRuntime:
             return
         if self._encode is not None:
             with self._lock:
-                self._encode.handle(RankReady(incarnation, frame))
+                self._encode.handle(encoding.RankReady(incarnation, frame), time.monotonic())
         self._to_ranks.reply(peer, incarnation, HeadUp())
 
     def _on_encode_head(self, source: str, envelope: Envelope, now: float) -> None:
@@ -320,9 +329,9 @@ class HeadRuntime:
                     self._decided(self._prefill.handle(admission.Gone(host), now))
                 self._switch.reply(peer, envelope.sender, envelope.frame)
             case Identify() | SkipRooms() | RoomReceivers() if self._encode is not None:
-                event = FromPeer(peer, envelope.sender, envelope.frame)
+                event = encoding.FromPeer(peer, envelope.sender, envelope.frame)
                 with self._lock:
-                    self._decided(self._encode.handle(event))
+                    self._decided(self._encode.handle(event, now))
             case _:
                 self._counters.add("frames_malformed")
 
@@ -379,14 +388,9 @@ class HeadRuntime:
                     self._as_rank(rank, RoomFailed(room, failure))
 
     def _tell_ranks(self, frame: AnyFrame) -> None:
-        for rank, failure in self._ranks.tell(frame):
-            match frame:
-                case Open(room=room):
-                    # A rank that was not told of a room has granted nothing for it.
-                    self._as_rank(rank, RoomFailed(room, failure))
-                    self._as_rank(rank, RoomReleased(room))
-                case Abandon(room=room):
-                    self._as_rank(rank, RoomReleased(room))
+        for missed in self._ranks.tell(frame):
+            for answer in answers_of(missed, frame):
+                self._as_rank(missed.rank, answer)
 
     def _as_rank(self, rank: int, frame: AnyFrame) -> None:
         """Says ``frame`` on behalf of a rank that cannot."""

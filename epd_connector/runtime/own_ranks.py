@@ -13,7 +13,15 @@ from typing import NamedTuple
 
 from epd_connector.errors import Code, Failure
 from epd_connector.link.base import PeerId
-from epd_connector.protocol.frames import AnyFrame, Describe, HeadUp, Open
+from epd_connector.protocol.frames import (
+    Abandon,
+    AnyFrame,
+    Describe,
+    HeadUp,
+    Open,
+    RoomFailed,
+    RoomReleased,
+)
 from epd_connector.runtime.switchboard import Switchboard
 
 logger = logging.getLogger(__name__)
@@ -142,6 +150,17 @@ class OwnRanks:
             MAX_WAITING,
             frame,
         )
+
+
+def answers_of(missed: Missed, frame: AnyFrame) -> list[AnyFrame]:
+    """What a rank that was not told ``frame`` is taken to answer."""
+    match frame:
+        case Open(room=room):
+            # It has granted nothing for a room that it does not know.
+            return [RoomFailed(room, missed.failure), RoomReleased(room)]
+        case Abandon(room=room):
+            return [RoomReleased(room)]
+    return []
 
 
 def _lost(rank: int) -> Failure:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An encode engine: its head's and ranks' machines, and what carries out what they ask for."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from epd_connector.core.effects import (
     Noted,
     Reply,
     Stage,
+    TellHead,
     TellRanks,
     Write,
 )
@@ -18,6 +20,7 @@ from epd_connector.core.encode_head import (
     EncodeHeadEvent,
     EncodeHeadSettings,
     FromPeer,
+    FromRank,
     RankReady,
 )
 from epd_connector.core.send import EncodeRank, SendSettings
@@ -39,6 +42,8 @@ from epd_connector.protocol.frames import (
     RankAddress,
     RankUp,
     RoomReceivers,
+    SlabFree,
+    SlabFull,
 )
 from tests.sim.audits import EncodeAudit
 from tests.sim.invariants import MachinesDoNotRaise, NothingIsLeft
@@ -56,6 +61,7 @@ WRITE_TIMEOUT_S = 2.0
 PEER_TIMEOUT_S = 5.0
 FAILED_PEER_S = 4.0
 MAX_ROOMS = 1000
+STEP_S = 0.05
 STAGE_FAILED = Failure(Code.ENCODE_FAILED, "the copy failed")
 
 
@@ -67,6 +73,7 @@ class EncodeProcess(MachineProcess):
         self.fleet = world
         self.endpoint = self.place = endpoint
         self.rank = place
+        self.engine: EncodeEngine
         self._rows: dict[int, tuple[str, int]] = {}
 
     def start(self, ranks: int) -> None:
@@ -78,6 +85,7 @@ class EncodeProcess(MachineProcess):
                 rank=self.rank,
                 ranks=ranks,
                 slab_nbytes=nbytes,
+                ahead_nbytes=world.shape.ahead_nbytes,
                 offer_timeout_s=OFFER_TIMEOUT_S,
                 write_timeout_s=WRITE_TIMEOUT_S,
                 peer_timeout_s=PEER_TIMEOUT_S,
@@ -146,6 +154,8 @@ class EncodeProcess(MachineProcess):
                 self._write(effect)
             case DropRows(token=token):
                 del self._rows[token]
+            case TellHead(frame=SlabFull() | SlabFree() as frame):
+                self.engine.to_head(self.rank, frame)
             case ForgetSession() | Noted():
                 pass
             case _:
@@ -171,7 +181,7 @@ class EncodeProcess(MachineProcess):
 
 
 class EncodeHeadProcess(Process):
-    """The head of one encode engine. Its machine has no clock."""
+    """The head of one encode engine. Its machine does nothing by itself as time passes."""
 
     def __init__(self, world: "Fleet", name: str, host: Host, address: str, ranks: int) -> None:
         super().__init__(world, name, host)
@@ -196,7 +206,7 @@ class EncodeHeadProcess(Process):
 
     def _take(self, event: EncodeHeadEvent) -> None:
         with MachinesDoNotRaise.holds(self.name):
-            effects = self.machine.handle(event)
+            effects = self.machine.handle(event, self.world.now)
         self.world.note(self.name, event, effects)
         self.acts([partial(self._carry_out, effect) for effect in effects])
 
@@ -227,7 +237,10 @@ class EncodeEngine:
             )
             for rank in range(ranks)
         ]
+        self.held_back = 0
+        self._said: dict[int, float] = {}
         for process in self.ranks:
+            process.engine = self
             process.start(ranks)
             world.soon(partial(self._came_up, process), 1.0)
 
@@ -251,6 +264,25 @@ class EncodeEngine:
         """Every rank is told, each in its own time."""
         for process in self.ranks:
             self.world.soon(partial(process.tell, event))
+
+    def to_head(self, rank: int, frame: SlabFull | SlabFree) -> None:
+        """Words of one rank keep their order."""
+        when = max(self._said.get(rank, 0.0), self.world.now + self.world.rng.uniform(0.0, 0.05))
+        self._said[rank] = when
+        self.world.timeline.at(when, partial(self.head.tell, FromRank(rank, frame)))
+
+    def encode(self, room: int, hash: str, rows: int, then: Callable[[], None]) -> None:
+        """The request that claims ``room`` is let in as soon as the head allows; ``then``
+        happens when the tower has run for it."""
+        if not self.alive:
+            return
+        if self.head.machine.holds_back((room,), self.world.now):
+            self.held_back += 1
+            again = partial(self.encode, room, hash, rows, then)
+            self.world.timeline.after(STEP_S, again)
+            return
+        self.encoded(hash, rows)
+        then()
 
     def encoded(self, hash: str, rows: int) -> None:
         for process in self.ranks:

@@ -8,7 +8,7 @@ now and then of everything (``sweep``), and at the end (``hold_rest``).
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 from epd_connector.core.admission_state import ItemSpec
@@ -165,6 +165,19 @@ class Fleet(Ground):
         self.timeline.after(encoded_after_s, lambda: engine.encoded(spec.hash, spec.rows))
         return {each.room for each in specs if each.room is not None}
 
+    def crowd(self, encode: str, names: Iterable[str]) -> None:
+        """Requests of one item each come at once, to ``encode`` in another order than to the
+        prefill engines."""
+        engine = self.encodes[encode]
+        for name in names:
+            room = self.new_id()
+            spec = ItemSpec(name, MAX_ROWS, MODALITY, room, engine.address)
+            place = self.rng.choice(list(self.schedulers))
+            self.timeline.after(
+                self.rng.uniform(1.0, 1.5), partial(self._start, place, name, (spec,))
+            )
+            self.timeline.at(1.0, partial(self._encode, spec, room))
+
     def _request(self, name: str) -> None:
         """A request of some items comes to a prefill engine and to their encode engines."""
         rng = self.rng
@@ -212,15 +225,16 @@ class Fleet(Ground):
     def _encode(self, spec: ItemSpec, room: int) -> None:
         """The encode engine's half of one item; it may come late, halfway, or not at all."""
         engine = next(e for e in self.encodes.values() if e.address == spec.address)
-        claim = self.rng.uniform(0.0, 0.5)
-        encoded = claim + 0.06 + self.rng.uniform(0.0, 0.5)
         after = self.timeline.after
+        claim = self.rng.uniform(0.0, 0.5)
+        over = partial(after, 0.2, partial(engine.head.tell, RequestOver((room,), OVER)))
+        encoded = claim + 0.06 + self.rng.uniform(0.0, 0.5)
         if not self.unlucky(0.04):
             after(claim, partial(engine.tell, Claim(room, spec.hash, spec.rows)))
             if not self.unlucky(0.04):
-                after(encoded, partial(engine.encoded, spec.hash, spec.rows))
-        over = RequestOver((room,), OVER)
-        after(encoded + 0.2, lambda: engine.head.tell(over))
+                after(encoded, partial(engine.encode, room, spec.hash, spec.rows, over))
+                return
+        after(encoded, over)
 
     def _last_requests(self) -> None:
         """One after the other, each for an item that is twice in its prompt."""

@@ -7,10 +7,12 @@ A failing case names its shape and its seed: running it alone repeats it exactly
 import pytest
 
 from epd_connector.errors import Code
+from epd_connector.memory.slab import ALIGNMENT
 from epd_connector.rows import served_ranks
 from tests.sim.encode import EncodeProcess
-from tests.sim.fleet import Fleet
+from tests.sim.fleet import MAX_ROWS, Fleet
 from tests.sim.jobs import End, Job
+from tests.sim.memory import ROW_NBYTES
 from tests.sim.weather import Shape, Weather
 
 REQUESTS = 10
@@ -166,3 +168,24 @@ def test_a_prefill_rank_that_cannot_reach_its_server_fails_the_room_on_the_other
     fleet.hold_encode_rest()
     fleet.run(seconds_of_calm=60.0)
     fleet.hold_rest()
+
+
+# --- slabs for four items, and many requests at once -----------------------------------------
+
+
+@pytest.mark.parametrize("prefill", [(1,), (2, 1)])
+@pytest.mark.parametrize("encode", [1, 2])
+def test_crowds_lose_nothing_to_small_slabs(encode: int, prefill: tuple[int, ...]) -> None:
+    """Whatever the order in which rows and grants come, of which each fills a slab."""
+    item = -(-MAX_ROWS * ROW_NBYTES // ALIGNMENT) * ALIGNMENT
+    shape = Shape((encode,), prefill, 4 * item, 4 * item, ahead_nbytes=16 * item)
+    held_back = 0
+    for seed in range(5):
+        fleet = Fleet(seed, CALM, 0, shape)
+        names = [f"r{number}" for number in range(40)]
+        fleet.crowd(HERE, names)
+        fleet.run(seconds_of_calm=60.0)
+        fleet.hold_rest()
+        assert fleet.ends() == {End.LOADED: len(names)}, seed
+        held_back += fleet.encodes[HERE].held_back
+    assert held_back > 0

@@ -5,10 +5,10 @@ Owns the clients, and what is counted from outside. Judges nothing.
 """
 
 import random
-import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from epd_connector.protocol.state import EngineState
@@ -75,26 +75,13 @@ class Router:
         self._prefill = prefill
         self._at_once = at_once
 
-    def send(self, crowd: Sequence[Client], attempts: int = 1) -> dict[int, ChatResult | None]:
-        """Every client's prefill answer by number, None for one that has gone away.
-
-        A request that fails is sent again, with a new room and after a while, up to ``attempts``
-        times in all.
-        """
+    def send(self, crowd: Sequence[Client]) -> dict[int, ChatResult | None]:
+        """Every client's prefill answer by number, None for one that has gone away."""
         with ThreadPoolExecutor(self._at_once) as pool, ThreadPoolExecutor(self._at_once) as other:
-
-            def answer(client: Client) -> ChatResult | None:
-                for attempt in range(attempts):
-                    result = self._attempt(client, other)
-                    if result is None or result.ok:
-                        break
-                    threading.Event().wait(min(5.0, 0.5 * (attempt + 1)))
-                return result
-
-            answers = pool.map(answer, crowd)
+            answers = pool.map(partial(self._attempt, other), crowd)
             return {client.number: found for client, found in zip(crowd, answers, strict=True)}
 
-    def _attempt(self, client: Client, other: ThreadPoolExecutor) -> ChatResult | None:
+    def _attempt(self, other: ThreadPoolExecutor, client: Client) -> ChatResult | None:
         params = epd_params([(mint_room(), self._encode.control_address)])
 
         def to(engine: EngineProcess, tokens: int, leaves_s: float | None) -> ChatResult | None:

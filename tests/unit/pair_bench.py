@@ -118,7 +118,7 @@ class EncodeEngine(_Engine):
         self.transport.register_source(self.slab)
         self.rows = TensorRows(self.slab)
         me = self.incarnation
-        send = SendSettings(me, 0, 1, SLAB, 120.0, 30.0, 5.0, 30.0, 4, 64, 300.0)
+        send = SendSettings(me, 0, 1, SLAB, 0, 120.0, 30.0, 5.0, 30.0, 4, 64, 300.0)
         self.rank = RankRuntime(
             self.rank_place(),
             ZmqLink(),

@@ -29,6 +29,7 @@ SETTINGS = SendSettings(
     rank=0,
     ranks=1,
     slab_nbytes=1 << 16,
+    ahead_nbytes=0,
     offer_timeout_s=120.0,
     write_timeout_s=30.0,
     peer_timeout_s=5.0,

@@ -10,8 +10,10 @@ from epd_connector.hosts.vllm.plan import ClaimSpec, StepPlan
 from epd_connector.protocol.frames import (
     DropRoom,
     EndRoom,
+    SlabFree,
+    SlabFull,
 )
-from tests.unit.head_bench import ENCODE, rooms
+from tests.unit.head_bench import ENCODE, TOKEN, rooms
 from tests.unit.host_bench import ME, ROWS, Host, request, tickets
 
 # --- failures -------------------------------------------------------------------------------
@@ -196,3 +198,35 @@ def test_a_request_without_media_is_none_of_its_business() -> None:
     r = request("r", "")
     assert host.available(r)
     assert host.finish(r) is None
+
+
+# --- a send slab that is full ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", [Role.PRODUCER, Role.BOTH])
+def test_requests_wait_while_the_send_slab_is_full_but_for_those_that_would_empty_it(
+    role: Role,
+) -> None:
+    host = Host(role)
+    names = {"running": 1, "waiting": 2, "granted": 3}
+    claims = {
+        name: request(name, chr(96 + room), tickets(room, encode="elsewhere:1"), pixels=True)
+        for name, room in names.items()
+    }
+    if role is Role.BOTH:
+        for name, room in names.items():
+            claims[name].ec_transfer_params = tickets(room, encode=ME)
+    assert host.available(claims["running"])
+    host.runs(claims["running"], 0)
+    rank = host.bench.ranks[0]
+    rank.answer(TOKEN, SlabFull((3,)))
+    host.bench.turn()
+    assert {name: host.available(claim) for name, claim in claims.items()} == {
+        "running": True,
+        "waiting": False,
+        "granted": True,
+    }
+    assert host.available(request("text", ""))
+    rank.answer(TOKEN, SlabFree())
+    host.bench.turn()
+    assert host.available(claims["waiting"])

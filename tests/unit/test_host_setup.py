@@ -12,7 +12,7 @@ import torch
 
 from epd_connector.config import Config
 from epd_connector.errors import ConfigError, TransportError
-from epd_connector.hosts.vllm import setup
+from epd_connector.hosts.vllm import identity, setup
 from epd_connector.hosts.vllm.setup import RankParts
 
 CPU = torch.device("cpu")
@@ -69,12 +69,20 @@ class Transfer:
 
 
 @dataclass
+class Scheduling:
+    """What is read of the host's scheduler configuration."""
+
+    max_num_encoder_input_tokens: int = 8
+
+
+@dataclass
 class Host:
     """The host's configuration."""
 
     ec_transfer_config: Transfer = field(default_factory=Transfer)
     parallel_config: Parallel = field(default_factory=Parallel)
     model_config: ModelConfig = field(default_factory=ModelConfig)
+    scheduler_config: Scheduling = field(default_factory=Scheduling)
 
     def config(self) -> Config:
         return setup.read_config(self)
@@ -206,12 +214,12 @@ def test_heads_and_ranks_of_one_engine_find_each_other_and_no_others() -> None:
         "tcp://127.0.0.1:7002",
     ]
     assert {place.head_for_ranks for place in first} == {first[0].link}
-    assert setup.link_token(one) == setup.link_token(two) > 0
+    assert identity.link_token(one) == identity.link_token(two) > 0
     other = host(engine="another")
-    assert setup.link_token(other) != setup.link_token(one)
+    assert identity.link_token(other) != identity.link_token(one)
     assert setup.addresses(other.config(), other, 0).link != first[0].link
     two.parallel_config.data_parallel_index = 1
-    assert setup.link_token(two) != setup.link_token(one)
+    assert identity.link_token(two) != identity.link_token(one)
     assert setup.addresses(two.config(), two, 0).control == "tcp://127.0.0.1:7003"
 
 
@@ -242,7 +250,7 @@ def test_making_a_head_binds_and_starts_nothing(role: str) -> None:
 
 
 def test_every_start_is_another_incarnation() -> None:
-    made = {setup.new_incarnation() for _ in range(100)}
+    made = {identity.new_incarnation() for _ in range(100)}
     assert len(made) == 100
     assert all(0 < incarnation < 1 << 63 for incarnation in made)
 
@@ -261,7 +269,7 @@ def test_a_processor_cache_that_hides_the_pixels_is_refused(role: str) -> None:
 def test_the_name_of_the_socket_does_not_tell_the_token() -> None:
     vllm_config = host()
     link = setup.addresses(vllm_config.config(), vllm_config, 0).link
-    assert f"{setup.link_token(vllm_config):x}" not in link
+    assert f"{identity.link_token(vllm_config):x}" not in link
     assert "engine" not in link
 
 

@@ -44,7 +44,7 @@ class Worker:
         self.rows = TensorRows(self.slab)
         if role.sends:
             transport.register_source(self.slab)
-            send = EncodeRank(SendSettings(1, 0, 1, SLAB, 120, 30, 5, 30, 4, 64, 300))
+            send = EncodeRank(SendSettings(1, 0, 1, SLAB, 0, 120, 30, 5, 30, 4, 64, 300))
         else:
             sessions = {"memory": transport.register_destination(self.slab)}
             receive = PrefillRank(ReceiveSettings(1, 0, 1, SLAB, sessions, {}, 1, 5, 64))

@@ -107,7 +107,7 @@ class Bench:
         self.rows = Rows(self.slab)
         link = self.network.link()
         link.listen(HERE)
-        send = SendSettings(ME, rank, ranks, SLAB, 120.0, 30.0, 5.0, 30.0, 4, 64, 300.0)
+        send = SendSettings(ME, rank, ranks, SLAB, 0, 120.0, 30.0, 5.0, 30.0, 4, 64, 300.0)
         sessions = {}
         if sends:
             self.transport.register_source(self.slab)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The encode rank's staged copies: shared by rooms, in line for memory, freed in time."""
 
-from epd_connector.core.effects import Stage, Write
+from epd_connector.core.effects import Effect, Stage, Write
 from epd_connector.core.send_events import Encoded, Staged, Wrote
 from epd_connector.core.send_state import RoomState
 from epd_connector.errors import Code
@@ -38,47 +38,101 @@ def test_rooms_of_one_item_share_one_copy() -> None:
     assert bench.at_rest()
 
 
-def test_copies_wait_for_memory_in_order() -> None:
+def granted(bench: Bench, *rooms: int) -> None:
+    bench.hello()
+    for room in rooms:
+        bench.grant(room, room)
+
+
+def encoded(bench: Bench, room: int, nbytes: int) -> list[Effect]:
+    """Room ``room`` is claimed, and its rows are there: ``nbytes`` bytes, which is also their
+    token."""
+    bench.claim(room, f"h{room}")
+    return bench.do(Encoded(f"h{room}", room, ROWS, WIDTH, "bfloat16", nbytes))
+
+
+def staged(effects: list[Effect]) -> list[int]:
+    """Tokens of the rows that are given memory."""
+    return [stage.token for stage in of(Stage, effects)]
+
+
+def test_granted_copies_wait_for_memory_in_order() -> None:
     bench = Bench(slab_nbytes=512)
-    sizes = {1: 256, 2: 512, 3: 256}
-    staged = []
-    for room, nbytes in sizes.items():
-        bench.claim(room, f"h{room}")
-        event = Encoded(f"h{room}", room, ROWS, WIDTH, "bfloat16", nbytes)
-        staged += of(Stage, bench.do(event))
-    assert [stage.token for stage in staged] == [1], "the third must not overtake the second"
-    bench.do(Staged(1))
-    assert [stage.token for stage in of(Stage, bench.skip(1))] == [2]
-    bench.do(Staged(2))
-    assert [stage.token for stage in of(Stage, bench.skip(2))] == [3]
+    granted(bench, 1, 2, 3)
+    assert staged(encoded(bench, 1, 256)) == [1]
+    assert staged(encoded(bench, 2, 512)) == []
+    assert staged(encoded(bench, 3, 256)) == [], "the third must not overtake the second"
     assert bench.count("stagings_deferred") > 0
+    assert staged(bench.do(Staged(1, BROKEN))) == [2]
+    assert staged(bench.do(Staged(2, BROKEN))) == [3]
+
+
+def test_copies_that_nobody_has_memory_for_leave_half_of_the_slab_free() -> None:
+    bench = Bench(slab_nbytes=1024)
+    assert staged(encoded(bench, 1, 256)) == [1]
+    assert staged(encoded(bench, 2, 256)) == [2]
+    assert staged(encoded(bench, 3, 256)) == []
+    bench.do(Staged(1))
+    assert staged(bench.skip(1)) == [3]
+
+
+def test_a_slab_full_of_copies_that_nobody_has_memory_for_takes_granted_ones() -> None:
+    """The peer that has memory for 5 and 6 may give it to 1 to 4 only when those have landed."""
+    bench = Bench(slab_nbytes=1024)
+    granted(bench, 5, 6)
+    tokens = [token for room in range(1, 7) for token in staged(encoded(bench, room, 256))]
+    assert tokens == [1, 2, 5, 6]
+
+
+def test_a_grant_lets_a_copy_overtake_those_that_nobody_has_memory_for() -> None:
+    bench = Bench(slab_nbytes=1024)
+    for room in range(1, 6):
+        encoded(bench, room, 256)
+    bench.hello()
+    assert staged(bench.grant(5, 5)) == [5]
+    assert bench.machine.balance().free == 256
+
+
+def test_one_that_is_granted_and_does_not_fit_is_not_overtaken() -> None:
+    bench = Bench(slab_nbytes=1024)
+    granted(bench, 2)
+    encoded(bench, 1, 256)
+    assert staged(encoded(bench, 2, 1024)) == []
+    assert staged(encoded(bench, 3, 256)) == []
+    bench.do(Staged(1))
+    assert staged(bench.skip(1)) == [2]
 
 
 def test_a_copy_that_nobody_waits_for_any_more_lets_the_next_one_in() -> None:
     bench = Bench(slab_nbytes=512)
+    granted(bench, 1, 2, 3)
     for room in (1, 2, 3):
-        bench.claim(room, f"h{room}")
-        nbytes = 512 if room == 2 else 256
-        bench.do(Encoded(f"h{room}", room, ROWS, WIDTH, "bfloat16", nbytes))
+        encoded(bench, room, 512 if room == 2 else 256)
     effects = bench.skip(2)
     assert dropped(effects) == [2]
-    assert [stage.token for stage in of(Stage, effects)] == [3]
+    assert staged(effects) == [3]
 
 
 def test_rows_that_wait_for_memory_are_bounded() -> None:
-    bench = Bench(slab_nbytes=512)
-    for room in range(1, 5):
-        bench.claim(room, f"h{room}")
-        effects = bench.do(Encoded(f"h{room}", room, ROWS, WIDTH, "bfloat16", 512))
-    assert dropped(effects) == [4], "one is staged, two wait"
+    bench = Bench(slab_nbytes=512, ahead_nbytes=256)
+    for room in range(1, 6):
+        assert dropped(encoded(bench, room, 256)) == []
+    for room in (6, 7):
+        effects = encoded(bench, room, 256)
+    assert dropped(effects) == [7], "one is staged; twice the slab, and what is ahead, may wait"
     bench.hello()
-    late = bench.grant(4, 4)
+    late = bench.grant(7, 7)
     assert reason(late).code is Code.OVERLOADED
     assert "send_slab_bytes" in reason(late).reason
     bench.do(Staged(1))
     bench.skip(1)
-    bench.claim(5, "h5")
-    assert dropped(bench.do(Encoded("h5", 5, ROWS, WIDTH, "bfloat16", 512))) == []
+    assert dropped(encoded(bench, 8, 256)) == []
+
+
+def test_rows_that_somebody_has_memory_for_are_never_too_many() -> None:
+    bench = Bench(slab_nbytes=512)
+    granted(bench, *range(1, 11))
+    assert [dropped(encoded(bench, room, 256)) for room in range(1, 11)] == [[]] * 10
 
 
 def test_an_item_larger_than_the_slab_fails_with_the_remedy() -> None:

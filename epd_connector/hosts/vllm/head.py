@@ -69,12 +69,22 @@ class HeadAdapter:
             return True
         if self._config.role.receives:
             self._note_outcomes()
-        if entry.failed:
+        if entry.failed or self._is_held_back(request, entry):
             return False
         if not self._config.role.receives:
             entry.settled_at = 0
             return True
         return self._available(request, entry, num_computed_tokens)
+
+    def _is_held_back(self, request: "Request", entry: Entry) -> bool:
+        """Whether the tower is to make nothing for ``request`` yet: the send slab is full.
+
+        A request that was let in is encoded to its end: it holds KV blocks, which others may
+        wait for whose rows are granted.
+        """
+        if not entry.claims or request.status == RequestStatus.RUNNING:
+            return False
+        return self._runtime.holds_back(room for room, _ in entry.claims)
 
     def _admit(self, request: "Request") -> Entry:
         """First sight of a request: read its tickets, claim or join."""

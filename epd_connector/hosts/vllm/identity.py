@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who this engine is: its model's fingerprint, its element type, its row widths.
+"""Who this engine is: its model's fingerprint, its element type, its row widths, and the
+numbers by which its processes know each other.
 
 Owns what is read from the host's configuration and the model's files for that. What two
 fingerprints mean to each other is ``core.fingerprint``'s.
@@ -9,6 +10,7 @@ import hashlib
 import json
 import logging
 import re
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from epd_connector.core.fingerprint import UNKNOWN, fingerprint
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig
+    from vllm.config import ModelConfig, VllmConfig
 
 logger = logging.getLogger(__name__)
 
@@ -129,3 +131,26 @@ def _header(file: Path) -> tuple[dict[str, Any], int]:
 
 def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=6).hexdigest()
+
+
+def new_incarnation() -> int:
+    """63 random bits, never 0: one start of one head or rank."""
+    return secrets.randbits(63) or 1
+
+
+def link_token(vllm_config: "VllmConfig") -> int:
+    """What head and ranks of one engine, and nobody else, can derive: marks their frames."""
+    return _derived(vllm_config, b"epd-link")
+
+
+def socket_name(vllm_config: "VllmConfig") -> str:
+    """What every process of this engine calls the socket of its head."""
+    return f"epd-{_derived(vllm_config, b'epd-socket'):016x}"
+
+
+def _derived(vllm_config: "VllmConfig", purpose: bytes) -> int:
+    """63 bits that every process of this engine derives alike, other ones per purpose."""
+    index = vllm_config.parallel_config.data_parallel_index
+    engine = f"{vllm_config.ec_transfer_config.engine_id}-{index}"
+    digest = hashlib.blake2b(engine.encode(), digest_size=8, person=purpose)
+    return int.from_bytes(digest.digest(), "big") >> 1 or 1

@@ -5,9 +5,7 @@ Owns where each setting comes from. Does not own what settings mean (``config``)
 parts themselves. The only place that builds machines and runtimes for the host.
 """
 
-import hashlib
 import logging
-import secrets
 from typing import TYPE_CHECKING, NamedTuple
 
 from epd_connector.config import Config, OnFailure, Role, SlabDevice
@@ -21,7 +19,10 @@ from epd_connector.hosts.vllm.identity import (
     dtype_itemsize,
     dtype_name,
     hidden_size,
+    link_token,
     model_fingerprint,
+    new_incarnation,
+    socket_name,
 )
 from epd_connector.link.base import endpoint
 from epd_connector.protocol.codec import MAX_FRAME_BYTES, Codec
@@ -44,6 +45,7 @@ AUTO = ("shm", "mooncake")
 """What transport ``auto`` uses, best first, as far as it can be used here."""
 _RANK_SEND_QUEUE = 1 << 16
 _RECEIVE = "receive slab"
+_STEPS_AHEAD = 3
 
 
 class Addresses(NamedTuple):
@@ -98,7 +100,7 @@ def addresses(config: Config, vllm_config: "VllmConfig", rank: int) -> Addresses
         )
     # An abstract socket leaves no file behind, however the engine ends. Its name can be read by
     # every user of the host, so it must not tell the link token.
-    link = f"ipc://@epd-{_derived(vllm_config, b'epd-socket'):016x}"
+    link = f"ipc://@{socket_name(vllm_config)}"
     return Addresses(control, advertised, link, link, rank_listen, config.control_host)
 
 
@@ -246,7 +248,8 @@ def make_rank(
     if config.role.sends:
         send_slab = _send_slab(config, transports, device)
         rows = TensorRows(send_slab)
-        sender = EncodeRank(_send_settings(config, rank, ranks, incarnation))
+        ahead = _ahead_nbytes(vllm_config)
+        sender = EncodeRank(_send_settings(config, rank, ranks, incarnation, ahead))
     if config.role.receives:
         receive_slab = shared_slab or _receive_slab(config, device, shared="shm" in transports)
         sessions = {name: t.register_destination(receive_slab) for name, t in transports.items()}
@@ -285,12 +288,15 @@ def _rank_place(
     )
 
 
-def _send_settings(config: Config, rank: int, ranks: int, incarnation: int) -> SendSettings:
+def _send_settings(
+    config: Config, rank: int, ranks: int, incarnation: int, ahead_nbytes: int
+) -> SendSettings:
     return SendSettings(
         incarnation=incarnation,
         rank=rank,
         ranks=ranks,
         slab_nbytes=config.send_slab_bytes,
+        ahead_nbytes=ahead_nbytes,
         offer_timeout_s=config.offer_timeout_s,
         write_timeout_s=config.write_timeout_s,
         peer_timeout_s=config.peer_timeout_s,
@@ -299,6 +305,15 @@ def _send_settings(config: Config, rank: int, ranks: int, incarnation: int) -> S
         max_rooms=config.max_rooms,
         tombstone_s=config.tombstone_s,
     )
+
+
+def _ahead_nbytes(vllm_config: "VllmConfig") -> int:
+    """Bytes of embeddings that the host's tower may still make when the rank has said that its
+    slab is full: of the steps that are under way, and of the one that is being scheduled."""
+    widths = vllm_config.ec_transfer_config.mm_encoder_output_widths.values()
+    row_nbytes = max(widths, default=0) * dtype_itemsize(vllm_config.model_config)
+    rows = vllm_config.scheduler_config.max_num_encoder_input_tokens
+    return _STEPS_AHEAD * int(rows) * row_nbytes
 
 
 def _receive_settings(
@@ -372,21 +387,3 @@ def _make_slab(
     if config.slab_device is SlabDevice.CUDA:
         return SlabMemory.on_device(nbytes, device)
     return SlabMemory.on_host(nbytes, shared=shared, pin=device.type == "cuda", owner_tag=tag)
-
-
-def new_incarnation() -> int:
-    """63 random bits, never 0: one start of one head or rank."""
-    return secrets.randbits(63) or 1
-
-
-def link_token(vllm_config: "VllmConfig") -> int:
-    """What head and ranks of one engine, and nobody else, can derive: marks their frames."""
-    return _derived(vllm_config, b"epd-link")
-
-
-def _derived(vllm_config: "VllmConfig", purpose: bytes) -> int:
-    """63 bits that every process of this engine derives alike, other ones per purpose."""
-    index = vllm_config.parallel_config.data_parallel_index
-    engine = f"{vllm_config.ec_transfer_config.engine_id}-{index}"
-    digest = hashlib.blake2b(engine.encode(), digest_size=8, person=purpose)
-    return int.from_bytes(digest.digest(), "big") >> 1 or 1
