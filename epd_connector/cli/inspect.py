@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from epd_connector.cli import asking
+from epd_connector.core.send_pressure import Pressure
 from epd_connector.protocol.state import (
     EngineState,
     PrefillState,
@@ -146,6 +147,8 @@ def _rank(rank: RankState) -> list[str]:
 
 def _send(send: SendState) -> list[str]:
     waiting = f", {_size(send.waiting_bytes)} wait for memory" if send.waiting_bytes else ""
+    if send.pressure == Pressure.HIGH.value:
+        waiting += ", requests are held back"
     rooms = [
         f"{r.room}  {r.state:<10} {_span(r.in_state_s):>8}  {r.rows} rows of {r.item or '?'}, "
         f"grants {r.grants}, answered {r.answered}, writing {r.writing}"

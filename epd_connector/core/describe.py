@@ -16,7 +16,7 @@ from epd_connector.core.admission_state import Request, RequestState, Transfer
 from epd_connector.core.encode_head import EncodeHead
 from epd_connector.core.receive import PrefillRank
 from epd_connector.core.send import EncodeRank
-from epd_connector.core.send_state import CopyState, GrantState, SendRoom
+from epd_connector.core.send_state import GrantState, SendRoom
 from epd_connector.core.topology import Address, AddressState
 from epd_connector.memory.slab import Balance
 from epd_connector.protocol import state as shown
@@ -33,7 +33,6 @@ def describe_sender(machine: EncodeRank, now: float) -> shown.SendState:
     rooms = list(machine._rooms)
     copies = list(machine._copies._copies.values())
     peers = list(machine._grants._peers._peers.values())
-    waiting = [copy.nbytes for copy in copies if copy.state is CopyState.WAITING]
     return shown.SendState(
         slab=_slab(machine.balance()),
         room_totals=_totals(room.state.value for room in rooms),
@@ -51,7 +50,8 @@ def describe_sender(machine: EncodeRank, now: float) -> shown.SendState:
         ),
         peers_total=len(peers),
         copies=len(copies),
-        waiting_bytes=sum(waiting),
+        waiting_bytes=machine._copies.waiting_nbytes,
+        pressure=machine._pressure.state.value,
         writes=machine._grants.writing(),
     )
 

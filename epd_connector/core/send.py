@@ -56,7 +56,7 @@ class EncodeRank:
         self._effects: list[Effect] = []
         self._rooms = RoomTable(settings, self.counters, self._effects)
         self._copies = CopyDesk(
-            settings.slab_nbytes, settings.ahead_nbytes, self.counters, self._effects
+            settings.slab_nbytes, settings.ahead_rows, self.counters, self._effects
         )
         self._grants = GrantDesk(settings, self.counters, self._effects, self._rooms, self._copies)
         self._pressure = PressureDesk(settings.slab_nbytes, self.counters, self._effects)

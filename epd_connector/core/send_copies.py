@@ -22,19 +22,19 @@ from epd_connector.stats import Counters
 
 MAX_WAITING_SLABS = 2
 """Rows that nobody has granted memory for may wait for the slab until they are this many
-times its size, and ``ahead_nbytes`` more."""
+times its size, and ``ahead_rows`` more."""
 
 
 class CopyDesk:
     """Copies by hash, and the queues of those that wait for memory."""
 
     def __init__(
-        self, slab_nbytes: int, ahead_nbytes: int, counters: Counters, effects: list[Effect]
+        self, slab_nbytes: int, ahead_rows: int, counters: Counters, effects: list[Effect]
     ) -> None:
         self._effects = effects
         self.slab = Slab(slab_nbytes)
         self.waiting_nbytes = 0
-        self._most_waiting = MAX_WAITING_SLABS * self.slab.capacity + ahead_nbytes
+        self._ahead_rows = ahead_rows
         self._counters = counters
         self._copies: dict[str, StagedCopy] = {}
         self._copying: dict[int, StagedCopy] = {}
@@ -56,8 +56,10 @@ class CopyDesk:
         if not self.slab.fits(event.nbytes):
             reason = f"item of {event.nbytes} bytes, send slab of {self.slab.capacity} bytes"
             return Failure(Code.TOO_LARGE, f"{reason}: {remedy}")
+        ahead = self._ahead_rows * event.nbytes // max(1, event.rows)
         waiting = self.waiting_nbytes
-        if granted or waiting + event.nbytes <= self._most_waiting:
+        most = MAX_WAITING_SLABS * self.slab.capacity + ahead
+        if granted or waiting + event.nbytes <= most:
             return None
         reason = f"{waiting} bytes wait for the send slab of {self.slab.capacity} bytes already"
         return Failure(Code.OVERLOADED, f"{reason}: {remedy}")

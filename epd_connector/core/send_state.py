@@ -17,7 +17,7 @@ from epd_connector.protocol.frames import Cancelled, Grant, Hello, Landed, Refus
 class SendSettings:
     """What an encode rank is configured with. Times in seconds, sizes in bytes.
 
-    ``ahead_nbytes``: rows that the host's steps may still bring after this rank has said that
+    ``ahead_rows``: what the host's steps may still bring after this rank has said that
     its slab is full.
     """
 
@@ -25,7 +25,7 @@ class SendSettings:
     rank: int
     ranks: int
     slab_nbytes: int
-    ahead_nbytes: int
+    ahead_rows: int
     offer_timeout_s: float
     write_timeout_s: float
     peer_timeout_s: float

@@ -85,7 +85,7 @@ class EncodeProcess(MachineProcess):
                 rank=self.rank,
                 ranks=ranks,
                 slab_nbytes=nbytes,
-                ahead_nbytes=world.shape.ahead_nbytes,
+                ahead_rows=world.shape.ahead_rows,
                 offer_timeout_s=OFFER_TIMEOUT_S,
                 write_timeout_s=WRITE_TIMEOUT_S,
                 peer_timeout_s=PEER_TIMEOUT_S,

@@ -178,7 +178,7 @@ def test_a_prefill_rank_that_cannot_reach_its_server_fails_the_room_on_the_other
 def test_crowds_lose_nothing_to_small_slabs(encode: int, prefill: tuple[int, ...]) -> None:
     """Whatever the order in which rows and grants come, of which each fills a slab."""
     item = -(-MAX_ROWS * ROW_NBYTES // ALIGNMENT) * ALIGNMENT
-    shape = Shape((encode,), prefill, 4 * item, 4 * item, ahead_nbytes=16 * item)
+    shape = Shape((encode,), prefill, 4 * item, 4 * item, ahead_rows=16 * MAX_ROWS)
     held_back = 0
     for seed in range(5):
         fleet = Fleet(seed, CALM, 0, shape)

@@ -77,8 +77,8 @@ class Shape:
     ``shares``: which prefill engines have one slab for all ranks, by place; None: drawn.
     ``cache_items``: items that a host's encoder cache holds. ``items``: different ones that
     requests ask for; ``small_items``: of all sizes, not of the same large one. ``encodable``: share
-    of items whose pixels the host has. ``bursts``: many requests come at once. ``ahead_nbytes``:
-    what towers make before they hear of a full slab.
+    of items whose pixels the host has. ``bursts``: many requests come at once. ``ahead_rows``:
+    rows that towers make before they hear of a full slab.
     """
 
     encode: tuple[int, ...]
@@ -92,7 +92,7 @@ class Shape:
     small_items: bool = True
     encodable: float = 0.4
     bursts: bool = False
-    ahead_nbytes: int = 0
+    ahead_rows: int = 0
 
 
 STORMS = {

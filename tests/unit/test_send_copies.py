@@ -114,7 +114,7 @@ def test_a_copy_that_nobody_waits_for_any_more_lets_the_next_one_in() -> None:
 
 
 def test_rows_that_wait_for_memory_are_bounded() -> None:
-    bench = Bench(slab_nbytes=512, ahead_nbytes=256)
+    bench = Bench(slab_nbytes=512, ahead_rows=ROWS)
     for room in range(1, 6):
         assert dropped(encoded(bench, room, 256)) == []
     for room in (6, 7):

@@ -248,7 +248,7 @@ def make_rank(
     if config.role.sends:
         send_slab = _send_slab(config, transports, device)
         rows = TensorRows(send_slab)
-        ahead = _ahead_nbytes(vllm_config)
+        ahead = _ahead_rows(vllm_config)
         sender = EncodeRank(_send_settings(config, rank, ranks, incarnation, ahead))
     if config.role.receives:
         receive_slab = shared_slab or _receive_slab(config, device, shared="shm" in transports)
@@ -289,14 +289,14 @@ def _rank_place(
 
 
 def _send_settings(
-    config: Config, rank: int, ranks: int, incarnation: int, ahead_nbytes: int
+    config: Config, rank: int, ranks: int, incarnation: int, ahead_rows: int
 ) -> SendSettings:
     return SendSettings(
         incarnation=incarnation,
         rank=rank,
         ranks=ranks,
         slab_nbytes=config.send_slab_bytes,
-        ahead_nbytes=ahead_nbytes,
+        ahead_rows=ahead_rows,
         offer_timeout_s=config.offer_timeout_s,
         write_timeout_s=config.write_timeout_s,
         peer_timeout_s=config.peer_timeout_s,
@@ -307,13 +307,10 @@ def _send_settings(
     )
 
 
-def _ahead_nbytes(vllm_config: "VllmConfig") -> int:
-    """Bytes of embeddings that the host's tower may still make when the rank has said that its
-    slab is full: of the steps that are under way, and of the one that is being scheduled."""
-    widths = vllm_config.ec_transfer_config.mm_encoder_output_widths.values()
-    row_nbytes = max(widths, default=0) * dtype_itemsize(vllm_config.model_config)
-    rows = vllm_config.scheduler_config.max_num_encoder_input_tokens
-    return _STEPS_AHEAD * int(rows) * row_nbytes
+def _ahead_rows(vllm_config: "VllmConfig") -> int:
+    """Rows that the host's tower may still make when the rank has said that its slab is full: of
+    the steps that are under way, and of the one that is being scheduled."""
+    return _STEPS_AHEAD * int(vllm_config.scheduler_config.max_num_encoder_input_tokens)
 
 
 def _receive_settings(
