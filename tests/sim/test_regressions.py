@@ -18,6 +18,8 @@ ONCE_FOUND: tuple[tuple[str | None, int, str], ...] = (
     (None, 101, "silence was noticed a heartbeat late where floats round down"),
     ("cuts", 50, "silence was noticed a heartbeat late where floats round down"),
     ("cuts", 56, "silence was noticed a heartbeat late where floats round down"),
+    ("loops", 2415, "a fence counted time in which its process was stopped"),
+    ("loops", 386, "a fence counted time in which its process was stopped"),
 )
 """Storm, seed, and what was wrong."""
 

@@ -6,6 +6,9 @@ A failing case names its shape and its seed: running it alone repeats it exactly
 
 import pytest
 
+from epd_connector.core import send_pressure
+from epd_connector.core.encode_head import EncodeHead
+from epd_connector.core.send_copies import CopyDesk
 from epd_connector.errors import Code
 from epd_connector.memory.slab import ALIGNMENT
 from epd_connector.rows import served_ranks
@@ -173,19 +176,44 @@ def test_a_prefill_rank_that_cannot_reach_its_server_fails_the_room_on_the_other
 # --- slabs for four items, and many requests at once -----------------------------------------
 
 
+CROWD = [f"r{number}" for number in range(40)]
+BROKEN: dict[str, tuple[object, str, object]] = {
+    "granted rows wait in line": (CopyDesk, "grant", lambda desk, copy: None),
+    "nothing is kept for them": (
+        CopyDesk,
+        "_lease",
+        lambda desk, copy: desk.slab.lease(copy.nbytes),
+    ),
+    "their requests are held back": (send_pressure, "_lacks_rows", lambda room: False),
+    "nobody is held back": (EncodeHead, "holds_back", lambda head, rooms, now: False),
+}
+
+
+def crowded(seed: int, encode: int, prefill: tuple[int, ...]) -> Fleet:
+    item = -(-MAX_ROWS * ROW_NBYTES // ALIGNMENT) * ALIGNMENT
+    shape = Shape((encode,), prefill, 4 * item, 4 * item, ahead_rows=16 * MAX_ROWS)
+    fleet = Fleet(seed, CALM, 0, shape)
+    fleet.crowd(HERE, CROWD)
+    fleet.run(seconds_of_calm=60.0)
+    return fleet
+
+
 @pytest.mark.parametrize("prefill", [(1,), (2, 1)])
 @pytest.mark.parametrize("encode", [1, 2])
 def test_crowds_lose_nothing_to_small_slabs(encode: int, prefill: tuple[int, ...]) -> None:
     """Whatever the order in which rows and grants come, of which each fills a slab."""
-    item = -(-MAX_ROWS * ROW_NBYTES // ALIGNMENT) * ALIGNMENT
-    shape = Shape((encode,), prefill, 4 * item, 4 * item, ahead_rows=16 * MAX_ROWS)
     held_back = 0
     for seed in range(5):
-        fleet = Fleet(seed, CALM, 0, shape)
-        names = [f"r{number}" for number in range(40)]
-        fleet.crowd(HERE, names)
-        fleet.run(seconds_of_calm=60.0)
+        fleet = crowded(seed, encode, prefill)
         fleet.hold_rest()
-        assert fleet.ends() == {End.LOADED: len(names)}, seed
+        assert fleet.ends() == {End.LOADED: len(CROWD)}, seed
         held_back += fleet.encodes[HERE].held_back
     assert held_back > 0
+
+
+@pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
+def test_crowds_would_lose_requests_otherwise(
+    broken: tuple[object, str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(*broken)
+    assert crowded(0, 1, (1,)).ends() != {End.LOADED: len(CROWD)}
