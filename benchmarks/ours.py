@@ -91,7 +91,10 @@ def host_config(setup: Setup, role: str) -> SimpleNamespace:
         tensor_parallel_size=ranks, data_parallel_index=0, nnodes_within_dp=1
     )
     return SimpleNamespace(
-        model_config=_Model(), parallel_config=parallel, ec_transfer_config=transfer
+        model_config=_Model(),
+        parallel_config=parallel,
+        scheduler_config=SimpleNamespace(max_num_encoder_input_tokens=8192),
+        ec_transfer_config=transfer,
     )
 
 

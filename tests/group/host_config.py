@@ -42,6 +42,11 @@ class Parallel:
 
 
 @dataclass
+class Scheduling:
+    max_num_encoder_input_tokens: int = 8192
+
+
+@dataclass
 class Transfer:
     ec_role: str
     ec_connector_extra_config: dict[str, object]
@@ -58,6 +63,7 @@ class HostConfig:
     ec_transfer_config: Transfer
     parallel_config: Parallel
     model_config: ModelConfig
+    scheduler_config: Scheduling = field(default_factory=Scheduling)
 
     def read(self) -> Config:
         """The connector's own configuration. Ports are free ones unless ``control_port`` is set."""
