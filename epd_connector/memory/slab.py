@@ -91,14 +91,10 @@ class Slab:
             raise ValueError(f"cannot lease {nbytes} bytes")
         size = _rounded_up(max(ALIGNMENT, nbytes))
         first, end = _rounded_up(first), self.capacity if end is None else end
-        fitting = (
-            (index, hole)
-            for index, hole in enumerate(self._holes)
-            if max(hole[0], first) + size <= min(sum(hole), end)
-        )
-        index, (start, length) = next(fitting, (0, (0, 0)))
-        if not length:
+        index = self._fitting(size, first, end)
+        if index is None:
             return None
+        start, length = self._holes[index]
         offset = max(start, first)
         after = (offset + size, start + length - offset - size)
         rest = [hole for hole in ((start, offset - start), after) if hole[1]]
@@ -167,6 +163,13 @@ class Slab:
         self._bytes[region.state] -= region.size
         self._bytes[state] += region.size
         region.state = state
+
+    def _fitting(self, size: int, first: int, end: int) -> int | None:
+        """The index of the first hole that has ``size`` bytes between ``first`` and ``end``."""
+        for index, (start, length) in enumerate(self._holes):
+            if max(start, first) + size <= min(start + length, end):
+                return index
+        return None
 
     def _return(self, offset: int, length: int) -> None:
         index = bisect.bisect_left(self._holes, (offset, 0))

@@ -22,6 +22,9 @@ LEGAL = {
 }
 
 
+places = st.just(0) | st.just(CAPACITY) | st.integers(0, CAPACITY)
+
+
 class SlabModel(RuleBasedStateMachine):
     """Leases and moves at random, beside a model that knows one owner for each block."""
 
@@ -32,21 +35,23 @@ class SlabModel(RuleBasedStateMachine):
         self.states: dict[Region, RegionState] = {}
         self.freed: list[Region] = []
 
-    def _longest_hole(self) -> int:
+    def _longest_hole(self, first: int, end: int) -> int:
         longest = run = 0
-        for owner in self.owners:
+        for owner in self.owners[-(-first // ALIGNMENT) : end // ALIGNMENT]:
             run = 0 if owner is not None else run + 1
             longest = max(longest, run)
         return longest * ALIGNMENT
 
-    @rule(nbytes=st.integers(0, CAPACITY + ALIGNMENT))
-    def lease(self, nbytes: int) -> None:
+    @rule(nbytes=st.integers(0, CAPACITY + ALIGNMENT), first=places, end=places)
+    def lease(self, nbytes: int, first: int, end: int) -> None:
         # An allocator without coalescing would miss a hole that the model sees.
-        possible = max(nbytes, 1) <= self._longest_hole()
-        region = self.slab.lease(nbytes)
+        possible = max(nbytes, 1) <= self._longest_hole(first, end)
+        region = self.slab.lease(nbytes, first, end)
         assert (region is not None) == possible
         if region is None:
             return
+        assert first <= region.offset
+        assert region.offset + region.size <= end
         assert region.offset % ALIGNMENT == region.size % ALIGNMENT == 0
         assert nbytes <= region.size < nbytes + ALIGNMENT + (nbytes == 0)
         for block in self._blocks(region):
