@@ -7,7 +7,9 @@ imported in those processes alone: they need the host, which takes long to impor
 
 import time
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 from benchmarks.items import Item
 from benchmarks.processes import Peer, Processes, Side, Up
@@ -23,6 +25,8 @@ from benchmarks.sides import (
     Setup,
 )
 
+MODULES = {"epd": "ours", "in-tree": "in_tree", "example": "shared_storage"}
+"""Connectors, and the modules that drive them."""
 TOWER_S = 0.03
 """Between the announcement of an item and its hand-over: the tower runs, both engines talk."""
 SETTLE_S = 0.06
@@ -104,31 +108,18 @@ class Deployment:
             peer.hold()
 
 
+def _connector(setup: Setup) -> ModuleType:
+    """The module with the parts of the connector that is measured."""
+    return import_module(f"benchmarks.{MODULES[setup.connector]}")
+
+
 def _encode_engine(setup: Setup) -> Side:
-    if setup.connector == "in-tree":
-        from benchmarks import in_tree
-
-        return EncodeEngine(in_tree.Encoder, setup)
-    from benchmarks import ours
-
-    return EncodeEngine(ours.Encoder, setup)
+    return EncodeEngine(_connector(setup).Encoder, setup)
 
 
 def _prefill_engine(setup: Setup, ranks: list[Peer]) -> Side:
-    if setup.connector == "in-tree":
-        from benchmarks import in_tree
-
-        return PrefillEngine(in_tree.Head, setup, ranks)
-    from benchmarks import ours
-
-    return PrefillEngine(ours.Head, setup, ranks)
+    return PrefillEngine(_connector(setup).Head, setup, ranks)
 
 
 def _prefill_rank(setup: Setup, rank: int) -> Side:
-    if setup.connector == "in-tree":
-        from benchmarks import in_tree
-
-        return PrefillRank(in_tree.Rank, setup, rank)
-    from benchmarks import ours
-
-    return PrefillRank(ours.Rank, setup, rank)
+    return PrefillRank(_connector(setup).Rank, setup, rank)

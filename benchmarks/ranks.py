@@ -3,8 +3,8 @@
 
     python -m benchmarks.ranks [--ranks 1 2 4] [--sizes 0.26 4.2 16.8 67.1] [--json FILE] ...
 
-Measured is, for this connector (`epd`) and for the host's own ECMooncakeConnector
-(`in-tree`), on one machine and without models:
+Measured is, for this connector (`epd`), for the host's own ECMooncakeConnector (`in-tree`)
+and for its ECExampleConnector (`example`), on one machine and without models:
 
     from   the moment before the encode worker's `save_caches` is called with the rows,
     to     the moment at which the last of the prefill workers has them as a tensor in its
@@ -27,6 +27,10 @@ looks. What differs:
 - this connector runs with its heads, and its `sent` is the transport's own count. in-tree's is
   counted where it calls Mooncake.
 - in-tree has Mooncake alone, and sends whole items to every rank.
+- example goes through files in the directory for temporary files.
+
+Beside them, what none can beat: Mooncake's write of the same bytes, alone (`raw`), and one
+memory copy of them (`copy`).
 
 Configurations take turns item by item, in an order that is shuffled in every round, so that
 whatever else the machine does hits all of them alike. Those whose turn it is not are held
@@ -42,6 +46,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.baselines import BASELINES, Baseline
 from benchmarks.deployment import Deployment, Timing
 from benchmarks.figures import Figure, median, percentile, table, write_json
 from benchmarks.items import SIZES, Item
@@ -49,7 +54,7 @@ from benchmarks.processes import Processes
 from benchmarks.sides import Setup
 from epd_connector.testing.ports import Ports
 
-CONNECTORS = ("epd", "in-tree")
+CONNECTORS = ("epd", "in-tree", "example", "raw", "copy")
 TRANSPORTS = ("shm", "mooncake")
 LAYOUTS = ("whole", "shards", "shared")
 RANKS = (1, 2, 4)
@@ -63,7 +68,7 @@ _OTHER_PORTS = 3
 class Cell:
     """One configuration and size, and what was measured of it."""
 
-    deployment: Deployment
+    deployment: Deployment | Baseline
     megabytes: str
     timings: list[Timing] = field(default_factory=list)
 
@@ -119,6 +124,10 @@ def configurations(options: argparse.Namespace) -> list[tuple[str, str, str, int
             chosen += [("epd", t, layout, ranks) for t in options.transport for layout in layouts]
         if "in-tree" in options.connector and "mooncake" in options.transport:
             chosen.append(("in-tree", "mooncake", "whole", ranks))
+        if "example" in options.connector:
+            chosen.append(("example", "files", "whole", ranks))
+    bare = [name for name, transport in BASELINES.items() if transport in options.transport]
+    chosen += [(n, BASELINES[n], "whole", 1) for n in bare if n in options.connector]
     return chosen
 
 
@@ -153,7 +162,7 @@ def deploy(
     options: argparse.Namespace,
     processes: Processes,
     scratch: str,
-    deployments: list[Deployment],
+    deployments: list[Deployment | Baseline],
 ) -> None:
     """Brings all configurations up; whatever happens, those that began to are in the list."""
     slab_nbytes = max(SIZES[size] for size in options.sizes) + _SPARE_NBYTES
@@ -163,7 +172,8 @@ def deploy(
         setup = Setup(
             connector, transport, layout, ranks, slab_nbytes, key, f"{scratch}/{key}", ports.first
         )
-        deployments.append(Deployment(setup, processes))
+        kind = Baseline if connector in BASELINES else Deployment
+        deployments.append(kind(setup, processes))
         # One after the other: the ports are bound when the processes are up.
         deployments[-1].wait()
         _say(f"{len(deployments)} up: {key}")
@@ -189,7 +199,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(arguments)
     check_memory(options)
     processes = Processes()
-    deployments: list[Deployment] = []
+    deployments: list[Deployment | Baseline] = []
     try:
         with tempfile.TemporaryDirectory(prefix="epd-benchmark-") as scratch:
             deploy(options, processes, scratch, deployments)
