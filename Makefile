@@ -1,6 +1,7 @@
 # Everything runs from a virtual environment that `make setup` makes.
 #   VENV=...    where it lies           PYTHON=...  what it is made from
 #   ARGS=...    options for `epd demo`, or for pytest in `test`, `unit` and `soak`
+#   BENCH=quick                         less of `bench`, in a few minutes
 #   SIM_STEPS=... SIM_SEED=...          how much `sim` plays, and from which seed on
 
 VENV ?= .venv
@@ -14,7 +15,7 @@ STAMP := $(VENV)/.setup-done
 SETUP_SOURCES := pyproject.toml $(wildcard scripts/* scripts/devhooks/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format unit test sim soak demo clean
+.PHONY: help setup lint format unit test sim soak bench demo clean
 
 help: ## Say what can be made
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -45,6 +46,9 @@ soak: setup ## What takes too long for `test`: real engines killed, stopped, cut
 
 sim: setup ## Whole fleets in virtual time, in all weathers, from seed SIM_SEED on
 	$(BIN)/python -m tests.sim --steps $(SIM_STEPS) --seed $(SIM_SEED)
+
+bench: setup ## Measure; the figures go to benchmarks/results/latest.json
+	$(BIN)/epd bench $(if $(filter quick,$(BENCH)),--quick) $(ARGS)
 
 demo: setup ## Two engines and a picture on this machine's CPU
 	$(BIN)/epd demo $(ARGS)

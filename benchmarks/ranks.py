@@ -71,8 +71,9 @@ class Cell:
     deployment: Deployment | Baseline
     megabytes: str
     timings: list[Timing] = field(default_factory=list)
+    sent_share: float = 0.0
 
-    def figure(self, sent_share: float) -> Figure:
+    def figure(self) -> Figure:
         """What it comes to."""
         setup = self.deployment.setup
         published = [timing.published_ms for timing in self.timings]
@@ -87,7 +88,7 @@ class Cell:
             median_ms=median(published),
             p90_ms=percentile(published, 0.9),
             ready_median_ms=median([timing.ready_ms for timing in self.timings]),
-            sent_share=sent_share,
+            sent_share=self.sent_share,
             published_ms=tuple(published),
         )
 
@@ -194,9 +195,8 @@ def measure(cells: list[Cell], *, warmup: int, rounds: int) -> None:
         _say(f"round {turn + 1} of {warmup + rounds}" + (" (warm-up)" if turn < warmup else ""))
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command; its exit code."""
-    options = parse(arguments)
+def run(options: argparse.Namespace) -> list[Cell]:
+    """Everything that was asked for, measured. Raises SystemExit where it does not fit."""
     check_memory(options)
     processes = Processes()
     deployments: list[Deployment | Baseline] = []
@@ -210,7 +210,15 @@ def main(arguments: Sequence[str]) -> int:
         processes.close()
         for deployment in deployments:
             deployment.sweep()
-    figures = [cell.figure(shares[id(cell.deployment)]) for cell in cells]
+    for cell in cells:
+        cell.sent_share = shares[id(cell.deployment)]
+    return cells
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command; its exit code."""
+    options = parse(arguments)
+    figures = [cell.figure() for cell in run(options)]
     print(table(figures))
     if options.json is not None:
         conditions = {"cpus": os.cpu_count(), "rounds": options.rounds, "warmup": options.warmup}

@@ -28,11 +28,14 @@ from benchmarks.bare import (
 )
 from benchmarks.figures import median, percentile
 from benchmarks.processes import Peer, Processes, Up
+from benchmarks.results import Goal, Measured, Series
 
 IN_FLIGHT = (100, 1_000, 10_000)
 PEERS = (1, 8, 64)
 ROOMS = 10_000
 PROBES = 200
+FLAT, ROOM_US = 1.2, 100.0
+"""Goals: the cost with many rooms over that with few, and microseconds of CPU per room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,7 @@ def _used(peer: Peer) -> Usage:
     return peer.ask("usage", Usage)
 
 
-def measure(pair: Pair, in_flight: int, peers: int) -> RoomCost:
+def measure_rooms(pair: Pair, in_flight: int, peers: int) -> RoomCost:
     """The costs with ``in_flight`` rooms in flight at once."""
     pair.open(warm := pair.rooms(in_flight))
     pair.finish(warm)
@@ -139,23 +142,58 @@ def table(costs: Sequence[RoomCost]) -> str:
     return "\n".join(lines)
 
 
+def run(in_flight: Sequence[int], peers: Sequence[int]) -> list[RoomCost]:
+    """The costs with each of ``in_flight`` rooms between two engines, and with ``peers``."""
+    costs = []
+    processes = Processes()
+    try:
+        for count in peers:
+            pair = Pair(processes, count)
+            for rooms in in_flight if count == 1 else [max(1_000, count)]:
+                costs.append(measure_rooms(pair, rooms, count))
+                print(f"{rooms} rooms, {count} peers", file=sys.stderr, flush=True)
+    finally:
+        processes.close()
+    return costs
+
+
+def measure(quick: bool) -> Measured:
+    """Section `rooms`. See ``results``."""
+    costs = run((100, 1_000) if quick else IN_FLIGHT, (1, 8) if quick else PEERS)
+    return compare(costs)
+
+
+def compare(costs: Sequence[RoomCost]) -> Measured:
+    """Series of all ``costs``, and the goals: cheap, and as cheap with many as with few."""
+    found = Measured()
+    for cost in costs:
+        name = f"{cost.in_flight} rooms, {cost.peers} peers"
+        for what, unit, value in (
+            ("CPU per room, encode", "us", cost.encode_us),
+            ("CPU per room, prefill", "us", cost.prefill_us),
+            ("memory per room, encode", "B", cost.encode_nbytes),
+            ("memory per room, prefill", "B", cost.prefill_nbytes),
+            ("answer, p99", "ms", cost.answer_p99_ms),
+        ):
+            found.series.append(Series("rooms", f"{name}: {what}", unit, (value,)))
+    alone = sorted((c for c in costs if c.peers == 1), key=lambda cost: cost.in_flight)
+    few, many = alone[0], alone[-1]
+    for side in ("encode", "prefill"):
+        least, most = (getattr(cost, f"{side}_us") for cost in (few, many))
+        worst = max(getattr(cost, f"{side}_us") for cost in alone)
+        name = f"{side} CPU per room, {many.in_flight} rooms over {few.in_flight}"
+        found.goals.append(Goal(name, "x", FLAT, most / least))
+        found.goals.append(Goal(f"{side} CPU per room, at most", "us", ROOM_US, worst))
+    return found
+
+
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; its exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--in-flight", type=int, nargs="+", default=IN_FLIGHT, metavar="N")
     parser.add_argument("--peers", type=int, nargs="+", default=PEERS, metavar="N")
     options = parser.parse_args(arguments)
-    costs = []
-    processes = Processes()
-    try:
-        for peers in options.peers:
-            pair = Pair(processes, peers)
-            for in_flight in options.in_flight if peers == 1 else [max(1_000, peers)]:
-                costs.append(measure(pair, in_flight, peers))
-                print(f"{in_flight} rooms, {peers} peers", file=sys.stderr, flush=True)
-    finally:
-        processes.close()
-    print(table(costs))
+    print(table(run(options.in_flight, options.peers)))
     print(f"{os.cpu_count()} CPUs")
     return 0
 

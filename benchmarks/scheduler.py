@@ -25,6 +25,7 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.request import RequestStatus
 
 from benchmarks.ours import host_config
+from benchmarks.results import Goal, Measured, Series
 from benchmarks.sides import Setup
 from epd_connector.hosts.vllm.head import HeadAdapter
 from epd_connector.hosts.vllm.setup import make_head, read_config
@@ -33,6 +34,9 @@ from epd_connector.testing.ports import Ports
 REQUESTS = (1, 100, 1000)
 STEPS = 400
 ROWS = 64
+WAITING, DECODING = "ensure_cache_available, waiting", "ensure_cache_available, decoding"
+GOALS = {WAITING: 10.0, DECODING: 1.0}
+"""Microseconds per call. A request that decodes costs no more than the call itself."""
 _NEVER_S = 600.0
 
 
@@ -104,7 +108,7 @@ def cost(what: str, count: int, calls: Sequence[Callable[[], object]], steps: in
     return Cost(what, count, statistics.median(taken), taken[int(0.99 * (steps - 1))])
 
 
-def measure(head: HeadAdapter, encode: str, count: int, steps: int) -> list[Cost]:
+def measure_hooks(head: HeadAdapter, encode: str, count: int, steps: int) -> list[Cost]:
     """The costs with ``count`` requests; they are gone afterwards."""
     waiting = requests(count, encode)
     for request in waiting:
@@ -119,14 +123,14 @@ def measure(head: HeadAdapter, encode: str, count: int, steps: int) -> list[Cost
     looks = [partial(head.has_cache_item, r.mm_features[0].identifier) for r in waiting]
     builds = [partial(head.build_connector_meta, step)]
     found = [
-        cost("ensure_cache_available, waiting", count, asks(0), steps),
+        cost(WAITING, count, asks(0), steps),
         cost("has_cache_item", count, looks, steps),
         cost("build_connector_meta", count, builds, steps),
     ]
     for request in waiting:
         request.status = RequestStatus.RUNNING
         assert head.ensure_cache_available(request, 4 + ROWS)
-    found.append(cost("ensure_cache_available, decoding", count, asks(4 + ROWS), steps))
+    found.append(cost(DECODING, count, asks(4 + ROWS), steps))
     for request in waiting:
         head.request_finished(request)
     return found
@@ -139,20 +143,43 @@ def table(costs: Sequence[Cost]) -> str:
     return "\n".join([head, *lines])
 
 
+def run(counts: Sequence[int], steps: int) -> list[Cost]:
+    """The costs with each of ``counts`` requests."""
+    found = []
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        encode = f"127.0.0.1:{silent.getsockname()[1]}"
+        with adapter(encode) as head:
+            gc.collect()
+            for count in counts:
+                found += measure_hooks(head, encode, count, steps)
+    return found
+
+
+def measure(quick: bool) -> Measured:
+    """Section `scheduler`. See ``results``."""
+    return compare(run(REQUESTS, STEPS // 4 if quick else STEPS))
+
+
+def compare(costs: Sequence[Cost]) -> Measured:
+    """Series of all ``costs``, and the goals, which hold for the worst number of requests."""
+    found = Measured()
+    for cost in costs:
+        name = f"{cost.what}, {cost.requests} requests"
+        found.series.append(Series("scheduler", name, "us", (cost.median_us,)))
+        found.series.append(Series("scheduler", f"{name}: p99", "us", (cost.p99_us,)))
+    for what, most in GOALS.items():
+        worst = max(cost.median_us for cost in costs if cost.what == what)
+        found.goals.append(Goal(what, "us", most, worst))
+    return found
+
+
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; its exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--requests", type=int, nargs="+", default=REQUESTS, metavar="N")
     parser.add_argument("--steps", type=int, default=STEPS, help="default %(default)s")
     options = parser.parse_args(arguments)
-    found = []
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        encode = f"127.0.0.1:{silent.getsockname()[1]}"
-        with adapter(encode) as head:
-            gc.collect()
-            for count in options.requests:
-                found += measure(head, encode, count, options.steps)
-    print(table(found))
+    print(table(run(options.requests, options.steps)))
     return 0
 
 

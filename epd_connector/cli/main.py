@@ -20,6 +20,7 @@ EXIT_ERROR = 1
 EXIT_INTERRUPTED = 130
 
 COMMANDS = {
+    "bench": "measure this connector and the alternatives on this machine, from a checkout",
     "demo": "start two engines here and send a picture from one to the other",
     "doctor": "check whether this machine can run an engine with a configuration",
     "fence": "tell a prefill engine that a host is dead and will never write again",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -36,7 +37,14 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["doctor", "--help"], ["inspect", "--help"], ["fence", "--help"]]
+    "arguments",
+    [
+        ["--help"],
+        ["bench", "--help"],
+        ["doctor", "--help"],
+        ["inspect", "--help"],
+        ["fence", "--help"],
+    ],
 )
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     code = (
@@ -66,3 +74,14 @@ def test_code_of_the_command_is_the_code_of_the_process() -> None:
     )
     assert result.returncode == 1, result.stderr
     assert "did you mean shard?" in result.stdout
+
+
+def test_bench_says_where_the_benchmark_is_to_be_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    installed = tmp_path / "epd_connector" / "__init__.py"
+    monkeypatch.setattr("epd_connector.__file__", str(installed))
+    assert main(["bench"]) == 1
+    assert f"epd bench: there is no benchmarks folder in {tmp_path}: run `make bench`" in (
+        capsys.readouterr().err
+    )
