@@ -20,7 +20,9 @@ from benchmarks.results import Measured, goals_table, series_table, write
 
 SECTIONS = {
     "item": "one item to all prefill ranks, beside a bare write and a bare copy",
+    "burst": "many items at once, beside one bare write of as many bytes",
     "rooms": "what a room costs the control plane",
+    "reassembly": "putting a step's sharded items together",
     "scheduler": "what the connector costs the scheduler's thread",
 }
 LATEST = Path(__file__).parent / "results" / "latest.json"

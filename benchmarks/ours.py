@@ -8,6 +8,7 @@ directly what ``HeadAdapter`` tells and asks it.
 
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -184,6 +185,43 @@ class Head:
 
     def close(self) -> None:
         """See ``sides.Head``."""
+        self._runtime.close(1)
+
+
+class Crowd:
+    """A prefill engine's head with a request for each of many items, of which none is loaded."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._runtime = make_head(*_configured(setup, "ec_consumer"))
+        self._runtime.start()
+        self._waiting: list[str] = []
+        self._all: list[str] = []
+
+    def need(self, items: Sequence[Item], encode: str) -> None:
+        """A request comes for each of ``items``."""
+        while self._runtime.ranks_up() < 1:
+            time.sleep(0.01)
+        self._all = self._waiting = [item.hash for item in items]
+        for item in items:
+            spec = ItemSpec(item.hash, item.rows, "image", room_of(item), encode)
+            self._runtime.tell(admission.Joined(item.hash, (spec,)))
+            self._runtime.tell(admission.Needed(item.hash, (item.hash,)))
+
+    def ready(self) -> bool:
+        """Whether all may run."""
+        states = {request: self._runtime.ask(request) for request in self._waiting}
+        if RequestState.FAILED in states.values():
+            raise RuntimeError(f"requests failed: {self._runtime.outcomes()}")
+        self._waiting = [r for r, state in states.items() if state is not RequestState.READY]
+        return not self._waiting
+
+    def leave(self) -> None:
+        """All are over."""
+        for request in self._all:
+            self._runtime.tell(admission.Left(request))
+
+    def close(self) -> None:
+        """Ends it."""
         self._runtime.close(1)
 
 

@@ -8,9 +8,10 @@ from typing import cast
 
 import pytest
 
-from benchmarks import item, rooms
+from benchmarks import burst, item, reassembly, rooms
 from benchmarks.deployment import Deployment, Timing
 from benchmarks.ranks import Cell
+from benchmarks.reassembly import StepCost
 from benchmarks.results import Goal, Measured, Series, excess, goals_table, ratio, write
 from benchmarks.rooms import RoomCost
 from benchmarks.sides import Setup
@@ -91,3 +92,16 @@ def test_rooms_are_to_cost_the_same_however_many_there_are() -> None:
         "prefill CPU per room, 10000 rooms over 100": (1.3, False),
         "prefill CPU per room, at most": (260.0, False),
     }
+
+
+def test_a_burst_is_held_against_one_bare_write_of_its_round() -> None:
+    name = "64 x 4.2 MB"
+    taken = {("mooncake", name): (2.2, 3.0, 1.0), ("raw", name): (2.0, 2.0, 2.0)}
+    (goal,) = burst.compare(taken).goals
+    assert (goal.value, goal.met) == (1.1, True)
+
+
+def test_one_step_with_two_collectives_is_one_too_many() -> None:
+    costs = [StepCost(2, 1, (1.0,), 1), StepCost(4, 16, (5.0,), 2)]
+    (goal,) = reassembly.compare(costs).goals
+    assert (goal.value, goal.met) == (2.0, False)
