@@ -9,7 +9,7 @@ once. Measured is the time until the prefill scheduler knows that every item has
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -209,10 +209,10 @@ def measure(quick: bool) -> Measured:
     return compare(run(QUICK_ROUNDS if quick else ROUNDS))
 
 
-def compare(taken: dict[tuple[str, str], tuple[float, ...]]) -> Measured:
+def compare(taken: Mapping[tuple[str, str], Sequence[float]]) -> Measured:
     """A series for each, and the goal: the rate of a bare write."""
     series = [
-        Series("burst", f"{name}, {transport}", "ms", values)
+        Series("burst", f"{name}, {transport}", "ms", tuple(values))
         for (transport, name), values in taken.items()
     ]
     value = ratio(taken["mooncake", GOAL], taken["raw", GOAL])
