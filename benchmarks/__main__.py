@@ -23,6 +23,7 @@ SECTIONS = {
     "burst": "many items at once, beside one bare write of as many bytes",
     "rooms": "what a room costs the control plane",
     "reassembly": "putting a step's sharded items together",
+    "engines": "time to first token and requests per second of real engines",
     "scheduler": "what the connector costs the scheduler's thread",
 }
 LATEST = Path(__file__).parent / "results" / "latest.json"

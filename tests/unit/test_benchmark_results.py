@@ -8,13 +8,15 @@ from typing import cast
 
 import pytest
 
-from benchmarks import burst, item, reassembly, rooms
+from benchmarks import burst, engines, item, reassembly, rooms
 from benchmarks.deployment import Deployment, Timing
+from benchmarks.engines import Way
 from benchmarks.ranks import Cell
 from benchmarks.reassembly import StepCost
 from benchmarks.results import Goal, Measured, Series, excess, goals_table, ratio, write
 from benchmarks.rooms import RoomCost
 from benchmarks.sides import Setup
+from epd_connector.testing.chat import ChatResult
 
 
 def test_ratios_and_differences_are_of_the_same_round() -> None:
@@ -105,3 +107,15 @@ def test_one_step_with_two_collectives_is_one_too_many() -> None:
     costs = [StepCost(2, 1, (1.0,), 1), StepCost(4, 16, (5.0,), 2)]
     (goal,) = reassembly.compare(costs).goals
     assert (goal.value, goal.met) == (2.0, False)
+
+
+def test_a_request_alone_may_pay_for_the_transfer_and_two_steps() -> None:
+    def ask(picture: str) -> ChatResult:
+        raise AssertionError(f"nobody is asked about {picture}")
+
+    def way(name: str, *first_s: float) -> Way:
+        return Way(name, ask, {1: list(first_s)}, {1: [1.0]}, [0.01, 0.01])
+
+    found = engines.compare([way("monolithic", 0.1, 0.1), way("epd", 0.125, 0.127)], [0.004, 0.008])
+    (goal,) = found.goals
+    assert (round(goal.goal, 6), round(goal.value, 6), goal.met) == (26.0, 26.0, True)
