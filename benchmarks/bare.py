@@ -92,6 +92,7 @@ class FreeTransport:
 
     name = "free"
     poll_interval_s: float | None = None
+    reads_anywhere = False
 
     def __init__(self) -> None:
         self._done: list[Completion] = []
@@ -109,7 +110,7 @@ class FreeTransport:
     def reaches(self, advert: str) -> bool:
         return True
 
-    def write(self, session: str, spans: Sequence[Span]) -> int:
+    def write(self, session: str, spans: Sequence[Span], source: SlabBuffer | None = None) -> int:
         self._handles += 1
         self._done.append(Completion(self._handles, WriteState.DONE, ""))
         self._wake()
@@ -143,6 +144,9 @@ class FreeRows:
     """Rows that are staged at once, and are nowhere."""
 
     def stage(self, token: int, offset: int, nbytes: int) -> None: ...
+
+    def lend(self, token: int) -> SlabBuffer:
+        raise AssertionError(f"rows {token} are nowhere")
 
     def drop(self, token: int) -> None: ...
 

@@ -48,6 +48,7 @@ class Counters:
 
     # Bytes
     bytes_staged: int = 0
+    bytes_lent: int = 0
     bytes_sent: int = 0
     bytes_landed: int = 0
     embedding_bytes: int = 0

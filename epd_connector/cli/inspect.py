@@ -147,6 +147,8 @@ def _rank(rank: RankState) -> list[str]:
 
 def _send(send: SendState) -> list[str]:
     waiting = f", {_size(send.waiting_bytes)} wait for memory" if send.waiting_bytes else ""
+    if send.lent_bytes:
+        waiting += f", {_size(send.lent_bytes)} are lent"
     if send.pressure == Pressure.HIGH.value:
         waiting += ", requests are held back"
     rooms = [

@@ -51,6 +51,7 @@ def describe_sender(machine: EncodeRank, now: float) -> shown.SendState:
         peers_total=len(peers),
         copies=len(copies),
         waiting_bytes=machine._copies.waiting_nbytes,
+        lent_bytes=machine._copies.lent_nbytes,
         pressure=machine._pressure.state.value,
         writes=machine._grants.writing(),
     )

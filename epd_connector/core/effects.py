@@ -78,7 +78,9 @@ class DropRows:
 class Write:
     """Write ``nbytes`` from ``source`` of the send slab to ``destination`` of ``session``'s slab.
 
-    Answered once by ``Wrote(write)``, when it is certain that nothing more will be written.
+    ``lent``: token of rows that are read instead of the send slab, or None; they are dropped
+    only after the write has ended. Answered once by ``Wrote(write)``, when it is certain that
+    nothing more will be read or written.
     """
 
     write: int
@@ -87,6 +89,7 @@ class Write:
     source: int
     destination: int
     nbytes: int
+    lent: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,7 @@ class EncodeRank:
                 self._on_tick()
             case Stop():
                 self._on_stop()
+        self._offer_lent()
         self._pressure.weigh(self._copies.waiting_nbytes, self._rooms, now)
         effects = list(self._effects)
         self._effects.clear()
@@ -175,6 +176,16 @@ class EncodeRank:
             self._copies.grant(copy)
         if copy.state is CopyState.READY:
             self._grants.offer(room)
+        elif copy.state is CopyState.LENT:
+            self._copies.newly_lent.append(copy)
+
+    def _offer_lent(self) -> None:
+        """Rooms whose rows are lent are served last: that may make room for others to be."""
+        while self._copies.newly_lent:
+            copy = self._copies.newly_lent.popleft()
+            for room in list(copy.users.values()):
+                if room.state is RoomState.STAGING:
+                    self._grants.offer(room)
 
     def _on_staged(self, event: Staged) -> None:
         copy = self._copies.landed(event.copy)

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The encode rank's staged copies: one per item, shared by the rooms that ask for it.
 
+Granted rows that can be read where the engine made them are not copied at all: they are
+lent, as long as they are no more than a slab's worth, until no room uses them.
+
 Owns the send slab's bookkeeping, the order in which copies get memory, and when a copy's
 memory is free again. Does not own rooms. A part of ``send.EncodeRank``, not a machine of
 its own: it appends to the machine's effects.
@@ -34,6 +37,8 @@ class CopyDesk:
         self._effects = effects
         self.slab = Slab(slab_nbytes)
         self.waiting_nbytes = 0
+        self.lent_nbytes = 0
+        self.newly_lent: deque[StagedCopy] = deque()
         self._ahead_rows = ahead_rows
         self._counters = counters
         self._copies: dict[str, StagedCopy] = {}
@@ -76,6 +81,7 @@ class CopyDesk:
             dtype=event.dtype,
             nbytes=event.nbytes,
             encoded_at=now,
+            lendable=event.lendable,
         )
         self._copies[event.hash] = copy
         self._others.append(copy)
@@ -93,23 +99,43 @@ class CopyDesk:
 
     def advance(self) -> None:
         """Gives memory to waiting copies as far as there is some: to granted ones, then to the
-        others, among each in the order in which they came."""
+        others, among each in the order in which they came. What is lent needs none."""
         for queue, granted in ((self._granted, True), (self._others, False)):
             while queue:
                 copy = queue[0]
-                if copy.state is CopyState.WAITING and copy.granted is granted:
-                    region = self._lease(copy)
-                    if region is None:
-                        self._counters.add("stagings_deferred")
-                        return
-                    self._stage(copy, region)
+                waits = copy.state is CopyState.WAITING and copy.granted is granted
+                if waits and not self._place(copy):
+                    self._counters.add("stagings_deferred")
+                    return
                 queue.popleft()
+
+    def _place(self, copy: StagedCopy) -> bool:
+        """Lends or stages the rows of ``copy``, or says that there is no memory for them."""
+        if self._lendable(copy):
+            self._lend(copy)
+            return True
+        region = self._lease(copy)
+        if region is None:
+            return False
+        self._stage(copy, region)
+        return True
 
     def _lease(self, copy: StagedCopy) -> Region | None:
         half = self.slab.capacity // 2
         if not copy.granted:
             return self.slab.lease(copy.nbytes, end=half)
         return self.slab.lease(copy.nbytes, first=half) or self.slab.lease(copy.nbytes)
+
+    def _lendable(self, copy: StagedCopy) -> bool:
+        most = self.slab.capacity - copy.nbytes
+        return copy.granted and copy.lendable and self.lent_nbytes <= most
+
+    def _lend(self, copy: StagedCopy) -> None:
+        self.waiting_nbytes -= copy.nbytes
+        self.lent_nbytes += copy.nbytes
+        copy.state = CopyState.LENT
+        self.newly_lent.append(copy)
+        self._counters.add("bytes_lent", copy.nbytes)
 
     def _stage(self, copy: StagedCopy, region: Region) -> None:
         self.waiting_nbytes -= copy.nbytes
@@ -140,6 +166,9 @@ class CopyDesk:
         if copy.state is CopyState.WAITING:
             self.waiting_nbytes -= copy.nbytes
             self._effects.append(DropRows(copy.token))
+        elif copy.state is CopyState.LENT:
+            self.lent_nbytes -= copy.nbytes
+            self._effects.append(DropRows(copy.token))
         copy.state = CopyState.GONE
         del self._copies[copy.hash]
         if copy.region is not None:
@@ -157,5 +186,9 @@ class CopyDesk:
         balance = self.slab.balance()
         assert held == balance.leased + balance.landed, (held, balance)
         assert set(self._copying.values()) <= set(self._copies.values())
-        waiting = [copy for copy in self._copies.values() if copy.state is CopyState.WAITING]
-        assert self.waiting_nbytes == sum(copy.nbytes for copy in waiting), waiting
+        assert self.waiting_nbytes == self._nbytes(CopyState.WAITING), self.waiting_nbytes
+        assert self.lent_nbytes == self._nbytes(CopyState.LENT), self.lent_nbytes
+        assert self.lent_nbytes <= self.slab.capacity, self.lent_nbytes
+
+    def _nbytes(self, state: CopyState) -> int:
+        return sum(copy.nbytes for copy in self._copies.values() if copy.state is state)

@@ -21,6 +21,7 @@ class Encoded:
     """The rows of ``hash`` exist: ``[rows, width]`` of ``dtype``, ``nbytes`` in all.
 
     ``token`` names them to the runtime; it is answered by ``Stage`` or ``DropRows``.
+    ``lendable``: until then, writes may read them where they are.
     """
 
     hash: str
@@ -29,6 +30,7 @@ class Encoded:
     width: int
     dtype: str
     nbytes: int
+    lendable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from epd_connector.core.send_peers import PeerDesk
 from epd_connector.core.send_rooms import RoomTable
 from epd_connector.core.send_state import (
     Answer,
+    CopyState,
     GrantState,
     HeldGrant,
     RoomEvent,
@@ -256,9 +257,9 @@ class GrantDesk:
         """A write to a lost peer may never end; it does not keep the rows that it reads.
 
         The room has failed with its peer, so nobody is told that they have landed, whatever
-        is read there.
+        is read there. Lent rows are another matter: what is read there must stay mapped.
         """
-        if room.copy is not None:
+        if room.copy is not None and room.copy.state is not CopyState.LENT:
             self._copies.release(room.copy, room)
             room.copy = None
 

@@ -13,7 +13,14 @@ from epd_connector.core.deadlines import Deadlines
 from epd_connector.core.effects import Effect, ForgetSession, Reply, Write
 from epd_connector.core.send_events import FromPeer
 from epd_connector.core.send_rooms import RoomTable
-from epd_connector.core.send_state import GrantState, HeldGrant, Peer, SendRoom, SendSettings
+from epd_connector.core.send_state import (
+    CopyState,
+    GrantState,
+    HeldGrant,
+    Peer,
+    SendRoom,
+    SendSettings,
+)
 from epd_connector.core.tombstones import Tombstones
 from epd_connector.errors import Code, Failure
 from epd_connector.protocol.frames import Hello, Pong, Refused, Stale, Stalled, Welcome
@@ -211,7 +218,6 @@ class PeerDesk:
     def _begin_write(self, grant: HeldGrant, room: SendRoom, now: float) -> None:
         copy, frame = room.copy, grant.frame
         assert copy is not None
-        assert copy.region is not None
         self._write_serial += 1
         number = self._write_serial
         grant.state = GrantState.WRITING
@@ -219,10 +225,12 @@ class PeerDesk:
         grant.peer.writing += 1
         self._writes[number] = grant
         self._write_ends.set(number, now + self._settings.write_timeout_s)
-        source = copy.region.offset + frame.start * (copy.nbytes // copy.rows)
+        lent = copy.token if copy.state is CopyState.LENT else None
+        first = 0 if copy.region is None else copy.region.offset
+        source = first + frame.start * (copy.nbytes // copy.rows)
         session = grant.peer.hello.sessions[frame.transport]
         self._effects.append(
-            Write(number, frame.transport, session, source, frame.offset, frame.nbytes)
+            Write(number, frame.transport, session, source, frame.offset, frame.nbytes, lent)
         )
 
     def finish(self, write: int) -> HeldGrant | None:

@@ -93,6 +93,7 @@ class CopyState(enum.Enum):
     WAITING = "waiting"  # for memory
     COPYING = "copying"
     READY = "ready"
+    LENT = "lent"  # no copy at all: the rows are read where the engine made them
     GONE = "gone"  # without users; its memory is free
 
 
@@ -117,7 +118,8 @@ class StagedCopy:
     """One item's rows in the send slab, shared by every room that asks for its hash.
 
     ``token`` names the rows to the runtime until ``Stage`` or ``DropRows`` has used it up.
-    ``granted``: a peer has set memory aside for them.
+    ``lendable``: until then, writes may read them where they are. ``granted``: a peer has set
+    memory aside for them.
     """
 
     number: int
@@ -128,6 +130,7 @@ class StagedCopy:
     dtype: str
     nbytes: int
     encoded_at: float
+    lendable: bool = False
     state: CopyState = CopyState.WAITING
     granted: bool = False
     region: Region | None = None

@@ -106,11 +106,26 @@ class _Held:
     ready: torch.cuda.Event | None
 
 
-class TensorRows:
-    """Rows by token, from the engine's thread to the staging threads. Thread-safe."""
+class LentRows:
+    """The memory of rows that are read where the engine made them. Keeps them alive."""
 
-    def __init__(self, slab: SlabMemory) -> None:
+    path = None
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self.address: int = tensor.data_ptr()
+        self.nbytes: int = tensor.numel() * tensor.element_size()
+
+
+class TensorRows:
+    """Rows by token, from the engine's thread to the staging threads. Thread-safe.
+
+    ``lends``: whether rows may be read where they are, as far as they can be.
+    """
+
+    def __init__(self, slab: SlabMemory, *, lends: bool = False) -> None:
         self._slab = slab
+        self._lends = lends
         self._lock = threading.Lock()
         self._held: dict[int, _Held] = {}
         self._serial = 0
@@ -130,6 +145,16 @@ class TensorRows:
             self._serial += 1
             self._held[self._serial] = _Held(tensor, ready)
             return self._serial
+
+    def lendable(self, tensor: torch.Tensor) -> bool:
+        """Whether ``lend`` is possible: for rows that lie in one piece in the host's memory, and
+        are complete when they are held."""
+        return self._lends and tensor.device.type == "cpu" and tensor.is_contiguous()
+
+    def lend(self, token: int) -> LentRows:
+        """See ``runtime.staging.RowStore``."""
+        with self._lock:
+            return LentRows(self._held[token].tensor)
 
     def stage(self, token: int, offset: int, nbytes: int) -> None:
         """See ``runtime.staging.RowStore``. On a staging thread; returns when all is copied."""

@@ -74,9 +74,9 @@ class ReceiverState(State, frozen=True):
 
 
 class SendState(State, frozen=True):
-    """The sending part of a rank. ``waiting_bytes``: rows that wait for the slab; ``pressure``:
-    whether requests are held back for that; ``writes``: in flight, those to peers that were lost
-    included.
+    """The sending part of a rank. ``waiting_bytes``: rows that wait for the slab; ``lent_bytes``:
+    rows that are written from where the engine made them; ``pressure``: whether requests are
+    held back for those that wait; ``writes``: in flight, those to peers that were lost included.
     """
 
     slab: SlabState
@@ -86,6 +86,7 @@ class SendState(State, frozen=True):
     peers_total: Count
     copies: Count
     waiting_bytes: Count
+    lent_bytes: Count
     pressure: Text
     writes: Count
 

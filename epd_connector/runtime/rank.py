@@ -347,7 +347,8 @@ class RankRuntime:
 
     def _write(self, effect: Write) -> None:
         now = time.monotonic()
-        wrote = self._writes.start(effect, now)
+        lent = None if effect.lent is None else self._staging.lend(effect.lent)
+        wrote = self._writes.start(effect, lent, now)
         if wrote is not None:
             self._drive_sender(wrote, now)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies rows of the engine into the send slab, on threads of its own.
+"""Copies rows of the engine into the send slab, on threads of its own, or lends them to writes.
 
 Owns those threads and what is said of a copy that fails. Does not own the rows (``RowStore``),
 or where a copy goes (``core.send``).
@@ -12,6 +12,7 @@ from typing import Protocol
 from epd_connector.core.effects import Stage
 from epd_connector.core.send_events import Staged
 from epd_connector.errors import Code, Failure
+from epd_connector.transport.base import SlabBuffer
 from epd_connector.transport.workers import Job, Workers
 
 logger = logging.getLogger(__name__)
@@ -20,13 +21,17 @@ _MAX_WAITING = 65536
 
 
 class RowStore(Protocol):
-    """The rows behind tokens: tensors of the engine, held until they are staged."""
+    """The rows behind tokens: tensors of the engine, held until they are staged or dropped."""
 
     def stage(self, token: int, offset: int, nbytes: int) -> None:
         """Copies the rows of ``token`` to ``offset`` of the send slab, and lets go of them.
 
         Returns when the copy is complete, also on a device. Called on a staging thread.
         """
+
+    def lend(self, token: int) -> SlabBuffer:
+        """The memory of the rows of ``token``, which were said to be lendable. It lives as long
+        as the result does. Any thread."""
 
     def drop(self, token: int) -> None:
         """Lets go of the rows of ``token``. Any thread."""
@@ -47,6 +52,11 @@ class Staging:
         job = Job(run=lambda: self._run(order), abandon=lambda: self._abandon(order))
         if not self._workers.submit(order.copy, job):
             self._abandon(order)
+
+    def lend(self, token: int) -> SlabBuffer:
+        """The rows of ``token``, for writes to read where they are."""
+        assert self._rows is not None
+        return self._rows.lend(token)
 
     def drop(self, token: int) -> None:
         """The rows of ``token`` are not needed."""

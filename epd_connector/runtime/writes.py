@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from epd_connector.core.effects import Write
 from epd_connector.core.send_events import Wrote
 from epd_connector.errors import Code, Failure
-from epd_connector.transport.base import Span, Transport, WriteState
+from epd_connector.transport.base import SlabBuffer, Span, Transport, WriteState
 
 logger = logging.getLogger(__name__)
 
@@ -46,15 +46,15 @@ class Writes:
                 return name
         return None
 
-    def start(self, order: Write, now: float) -> Wrote | None:
-        """Starts a write; how it ended, if it has not even begun."""
+    def start(self, order: Write, lent: SlabBuffer | None, now: float) -> Wrote | None:
+        """Starts a write, from ``lent`` or the send slab; how it ended, if it did not begin."""
         transport = self._transports.get(order.transport)
         if transport is None:
             names = ", ".join(self._transports) or "none"
             reason = f"transport {order.transport!r} is not one of this rank's: {names}"
             return Wrote(order.write, Failure(Code.WRITE_FAILED, reason))
         span = Span(order.source, order.destination, order.nbytes)
-        handle = transport.write(order.session, (span,))
+        handle = transport.write(order.session, (span,), lent)
         self._numbers[order.transport, handle] = order.write
         self._newest[order.transport] = now
         return None

@@ -46,6 +46,7 @@ class PendingWrite(NamedTuple):
     handle: int
     session: str
     spans: tuple[Span, ...]
+    source: SlabBuffer | None
 
 
 class MemoryTransport:
@@ -56,6 +57,7 @@ class MemoryTransport:
 
     name = "memory"
     poll_interval_s: float | None = None
+    reads_anywhere = True
 
     def __init__(self, fabric: MemoryFabric, *, auto: bool = True, fence_s: float = 0.0) -> None:
         self.auto = auto
@@ -82,13 +84,13 @@ class MemoryTransport:
         Raises KeyError for a handle that is not pending."""
         write = self._pending.pop(handle)
         destination = self._fabric.slab(write.session)
-        if destination is None or self._source is None:
+        if destination is None or write.source is None:
             self._ledger.finish(handle, f"memory: the peer {write.session} is gone")
             return
         for span in write.spans:
             ctypes.memmove(
                 destination.address + span.destination,
-                self._source.address + span.source,
+                write.source.address + span.source,
                 span.nbytes,
             )
         self._ledger.finish(handle)
@@ -115,14 +117,15 @@ class MemoryTransport:
     def reaches(self, advert: str) -> bool:
         return advert == self._fabric.name
 
-    def write(self, session: str, spans: Sequence[Span]) -> int:
+    def write(self, session: str, spans: Sequence[Span], source: SlabBuffer | None = None) -> int:
         handle = self._ledger.open(sum(span.nbytes for span in spans))
         self.writes_started += 1
-        failure = self._refusal(session, spans)
+        source = source or self._source
+        failure = self._refusal(session, spans, source)
         if failure is not None:
             self._ledger.finish(handle, f"memory: {failure}")
             return handle
-        self._pending[handle] = PendingWrite(handle, session, tuple(spans))
+        self._pending[handle] = PendingWrite(handle, session, tuple(spans), source)
         if self.auto or not spans:
             self.complete(handle)
         return handle
@@ -155,14 +158,14 @@ class MemoryTransport:
     def quiet(self) -> bool:
         return self._closed
 
-    def _refusal(self, session: str, spans: Sequence[Span]) -> str | None:
+    def _refusal(
+        self, session: str, spans: Sequence[Span], source: SlabBuffer | None
+    ) -> str | None:
         if self._closed:
             return "the transport was closed"
-        if self._source is None:
+        if source is None:
             return "no source slab is registered"
         destination = self._fabric.slab(session)
         if destination is None:
             return f"{session[:200]!r} is not a session of {self._fabric.name}"
-        return span_error(
-            spans, source_nbytes=self._source.nbytes, destination_nbytes=destination.nbytes
-        )
+        return span_error(spans, source_nbytes=source.nbytes, destination_nbytes=destination.nbytes)

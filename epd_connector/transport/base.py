@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 
 class SlabBuffer(Protocol):
-    """Memory that a transport can register: `nbytes` bytes from `address`.
+    """Memory that a transport can register, or read: `nbytes` bytes from `address`.
 
     `path` names the shared-memory file behind it, or is None where no other process can map it.
     """
@@ -77,6 +77,8 @@ class Transport(Protocol):
     name: str
     poll_interval_s: float | None
     """None: terminal writes call the waker. Else: poll this often while writes are in flight."""
+    reads_anywhere: bool
+    """Whether writes can read memory of this process that was not registered."""
 
     def register_source(self, buffer: SlabBuffer) -> None:
         """Make `buffer` the slab that writes read from. Once. Raises TransportError."""
@@ -95,8 +97,12 @@ class Transport(Protocol):
         False, never an exception, for text that is no advert."""
         ...
 
-    def write(self, session: str, spans: Sequence[Span]) -> int:
+    def write(self, session: str, spans: Sequence[Span], source: SlabBuffer | None = None) -> int:
         """Start one write and return its handle (> 0) without blocking.
+
+        It reads the registered source slab, or `source` where `reads_anywhere`: the transport
+        keeps the object until nothing reads its memory any more. Sources of spans count from
+        the start of whichever it is.
 
         Never raises for what a peer can cause: a bad session, a span out of bounds or a refused
         submission become a FAILED completion of the handle. A failed write may have moved some

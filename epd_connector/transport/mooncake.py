@@ -73,10 +73,14 @@ class Engine(Protocol):
 
 @dataclass(slots=True)
 class _Write:
-    """A write that the engine has: `transfers` are its ids that are not terminal yet."""
+    """A write that the engine has: `transfers` are its ids that are not terminal yet.
+
+    `source` is here so that its memory outlives them.
+    """
 
     handle: int
     target: str
+    source: SlabBuffer
     transfers: list[int]
     failure: str | None
 
@@ -98,6 +102,9 @@ class MooncakeTransport:
         self._host = f"[{options.host}]" if ":" in options.host else options.host
         family = "ipv6" if "MC_USE_IPV6" in os.environ else "ipv4"
         self._advert = f"mooncake/{options.protocol}/{family}"
+        # Over TCP its sockets read any memory; RDMA reads what was registered. Registering rows
+        # for each write is no way: whatever is registered can be written to by peers.
+        self.reads_anywhere = options.protocol == "tcp"
         self._engine: Engine | None = _start_engine(self._host, options)
         self._engine_alive = weakref.ref(self._engine)
         self._source: SlabBuffer | None = None
@@ -152,9 +159,10 @@ class MooncakeTransport:
     def reaches(self, advert: str) -> bool:
         return advert == self._advert
 
-    def write(self, session: str, spans: Sequence[Span]) -> int:
+    def write(self, session: str, spans: Sequence[Span], source: SlabBuffer | None = None) -> int:
         handle = self._ledger.open(sum(span.nbytes for span in spans))
-        failure = self._start(handle, session, [span for span in spans if span.nbytes])
+        wanted = [span for span in spans if span.nbytes]
+        failure = self._start(handle, session, wanted, source or self._source)
         if failure is not None:
             self._ledger.finish(handle, f"mooncake: {failure}")
         return handle
@@ -216,15 +224,17 @@ class MooncakeTransport:
             )
         return self._engine
 
-    def _start(self, handle: int, session: str, spans: list[Span]) -> str | None:
+    def _start(
+        self, handle: int, session: str, spans: list[Span], source: SlabBuffer | None
+    ) -> str | None:
         """Queue the submission, or say why not."""
-        if self._source is None:
+        if source is None:
             return "no source slab is registered"
         match = _SESSION.fullmatch(session)
         if match is None:
             return f"{session[:200]!r} is not a session of this transport"
         outside = span_error(
-            spans, source_nbytes=self._source.nbytes, destination_nbytes=int(match["nbytes"])
+            spans, source_nbytes=source.nbytes, destination_nbytes=int(match["nbytes"])
         )
         if outside is not None:
             return outside
@@ -233,7 +243,7 @@ class MooncakeTransport:
             return None
         target, base = match["target"], int(match["base"], 16)
         job = Job(
-            run=partial(self._submit, handle, target, base, spans, time.monotonic()),
+            run=partial(self._submit, handle, target, base, spans, source, time.monotonic()),
             abandon=partial(self._ledger.finish, handle, "mooncake: the transport was closed"),
         )
         if not self._workers.submit(target, job):
@@ -241,14 +251,20 @@ class MooncakeTransport:
         return None
 
     def _submit(
-        self, handle: int, target: str, base: int, spans: list[Span], queued_at: float
+        self,
+        handle: int,
+        target: str,
+        base: int,
+        spans: list[Span],
+        source: SlabBuffer,
+        queued_at: float,
     ) -> None:
         """On a thread of the pool: hand each span to the engine."""
-        engine, source = self._engine, self._source
-        if engine is None or source is None or not self._contacts.reach(engine, target, queued_at):
+        engine = self._engine
+        if engine is None or not self._contacts.reach(engine, target, queued_at):
             self._ledger.finish(handle, f"mooncake: the peer {target} does not answer")
             return
-        write = _Write(handle, target, [], None)
+        write = _Write(handle, target, source, [], None)
         for span in spans:
             # What was submitted before a refusal goes on, and the write with it.
             transfer = 0

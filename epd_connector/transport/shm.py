@@ -38,6 +38,7 @@ class ShmTransport:
 
     name = "shm"
     poll_interval_s: float | None = None
+    reads_anywhere = True
 
     def __init__(self, options: TransportOptions) -> None:
         """Raises TransportError where this host has no shared memory."""
@@ -82,9 +83,9 @@ class ShmTransport:
     def reaches(self, advert: str) -> bool:
         return advert == self._host_key
 
-    def write(self, session: str, spans: Sequence[Span]) -> int:
+    def write(self, session: str, spans: Sequence[Span], source: SlabBuffer | None = None) -> int:
         handle = self._ledger.open(sum(span.nbytes for span in spans))
-        failure = self._start(handle, session, tuple(spans))
+        failure = self._start(handle, session, tuple(spans), source or self._source)
         if failure is not None:
             self._ledger.finish(handle, failure)
         return handle
@@ -118,9 +119,11 @@ class ShmTransport:
     def quiet(self) -> bool:
         return self._quiet
 
-    def _start(self, handle: int, session: str, spans: tuple[Span, ...]) -> str | None:
+    def _start(
+        self, handle: int, session: str, spans: tuple[Span, ...], source: SlabBuffer | None
+    ) -> str | None:
         """Queue the copy, or say why not."""
-        if self._source is None:
+        if source is None:
             return "shm: no source slab is registered"
         match = _SESSION.fullmatch(session)
         if match is None:
@@ -128,12 +131,12 @@ class ShmTransport:
         if match["host"] != self._host_key:
             return f"shm: the peer is on another host ({match['host']}, here {self._host_key})"
         nbytes = int(match["nbytes"])
-        outside = span_error(spans, source_nbytes=self._source.nbytes, destination_nbytes=nbytes)
+        outside = span_error(spans, source_nbytes=source.nbytes, destination_nbytes=nbytes)
         if outside is not None:
             return f"shm: {outside}"
         peer = self._peer(session, str(SHARED_DIRECTORY / match["name"]), nbytes)
         job = Job(
-            run=partial(self._copy, handle, peer, self._source.address, spans),
+            run=partial(self._copy, handle, peer, source, spans),
             abandon=partial(self._ledger.finish, handle, "shm: the transport was closed"),
         )
         # A lane of its own for each write: copies to one peer may run side by side.
@@ -150,14 +153,17 @@ class ShmTransport:
             self._peers.popitem(last=False)[1].retire()
         return peer
 
-    def _copy(self, handle: int, peer: "_Peer", source: int, spans: tuple[Span, ...]) -> None:
+    def _copy(
+        self, handle: int, peer: "_Peer", source: SlabBuffer, spans: tuple[Span, ...]
+    ) -> None:
         try:
             destination = peer.acquire()
         except TransportError as error:
             self._ledger.finish(handle, f"shm: {error}")
             return
         for span in spans:
-            ctypes.memmove(destination + span.destination, source + span.source, span.nbytes)
+            start = source.address + span.source
+            ctypes.memmove(destination + span.destination, start, span.nbytes)
         peer.release()
         self._ledger.finish(handle)
 

@@ -81,6 +81,8 @@ class Workers:
         while (taken := self._take()) is not None:
             lane, job = taken
             job.run()
+            # What the job holds, such as rows of the engine, must not wait for the next one.
+            del taken, job
             self._release(lane)
 
     def _take(self) -> tuple[Hashable, Job] | None:

@@ -1,15 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every transport promises, whichever way the bytes travel."""
 
+import ctypes
 import hashlib
+import os
+import weakref
 from collections.abc import Iterator
 
 import pytest
 
 from epd_connector.errors import TransportError
+from epd_connector.testing.engines import wait_until
 from epd_connector.transport.base import Span, Transport, WriteState
 
-from .transport_cases import ALL_CASES, PROCESS_CASES, Stage, TransportCase, wait_for
+from .transport_cases import (
+    ALL_CASES,
+    LIMIT_S,
+    PROCESS_CASES,
+    Stage,
+    TransportCase,
+    wait_for,
+)
 
 KIB = 1024
 SLAB = 256 * KIB
@@ -39,6 +50,17 @@ def two_processes(request: pytest.FixtureRequest) -> Iterator[Stage]:
     stage = Stage(case)
     yield stage
     stage.close()
+
+
+class Anywhere:
+    """Memory of this process that nobody else knows of."""
+
+    path = None
+
+    def __init__(self, content: bytes) -> None:
+        self._memory = bytearray(content)
+        self.nbytes = len(content)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
 
 
 def ends(transport: Transport, session: str, spans: list[Span]) -> WriteState:
@@ -77,6 +99,24 @@ def test_several_spans_of_one_write(stage: Stage) -> None:
         expected[span.destination : span.destination + span.nbytes] = part
     assert slab.buffer[:] == expected
     assert transport.bytes_written() == 10 + 1 + 33_333
+
+
+def test_memory_that_was_not_registered(stage: Stage) -> None:
+    """As a tower leaves rows: anywhere, and without a source slab, if that is to be."""
+    transport = stage.transport()
+    assert transport.reads_anywhere
+    content = os.urandom(70_001)
+    session, slab = stage.receiver(SLAB)
+    source = Anywhere(content)
+    handle = transport.write(session, [Span(1, 4097, 70_000)], source)
+    held = weakref.ref(source)
+    del source
+    assert wait_for(transport, [handle])[handle].state is WriteState.DONE
+    assert slab.buffer[4097 : 4097 + 70_000] == content[1:]
+    transport.poll()
+    assert wait_until(lambda: held() is None, LIMIT_S), "nobody reads it any more"
+    outside = transport.write(session, [Span(1, 0, 10)], Anywhere(bytes(10)))
+    assert wait_for(transport, [outside])[outside].state is WriteState.FAILED
 
 
 def test_whole_slab(stage: Stage) -> None:

@@ -109,8 +109,8 @@ def tracker_pid(side: object) -> int:
 class HeldRows(TensorRows):
     """Rows whose staging a test can hold up."""
 
-    def __init__(self, slab: SlabMemory) -> None:
-        super().__init__(slab)
+    def __init__(self, slab: SlabMemory, *, lends: bool = False) -> None:
+        super().__init__(slab, lends=lends)
         self.open = threading.Event()
         self.open.set()
         self.waiting = 0

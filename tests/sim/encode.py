@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """An encode engine: its head's and ranks' machines, and what carries out what they ask for."""
 
+import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -46,7 +48,7 @@ from epd_connector.protocol.frames import (
     SlabFull,
 )
 from tests.sim.audits import EncodeAudit
-from tests.sim.invariants import MachinesDoNotRaise, NothingIsLeft
+from tests.sim.invariants import LentRowsStay, MachinesDoNotRaise, NothingIsLeft
 from tests.sim.memory import DTYPE, ITEMSIZE, ROW_NBYTES, WIDTH, rows_bytes
 from tests.sim.network import Host
 from tests.sim.process import MachineProcess, Process
@@ -62,7 +64,20 @@ PEER_TIMEOUT_S = 5.0
 FAILED_PEER_S = 4.0
 MAX_ROOMS = 1000
 STEP_S = 0.05
+DROPPED = 0xDD
 STAGE_FAILED = Failure(Code.ENCODE_FAILED, "the copy failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What the tower made: all the bytes of one item."""
+
+    hash: str
+    data: bytearray
+
+    def drop(self) -> None:
+        """The engine makes something else of the memory."""
+        self.data[:] = bytes([DROPPED]) * len(self.data)
 
 
 class EncodeProcess(MachineProcess):
@@ -74,7 +89,7 @@ class EncodeProcess(MachineProcess):
         self.endpoint = self.place = endpoint
         self.rank = place
         self.engine: EncodeEngine
-        self._rows: dict[int, tuple[str, int]] = {}
+        self._rows: dict[int, Rows] = {}
 
     def start(self, ranks: int) -> None:
         world, nbytes = self.fleet, self.fleet.shape.send_nbytes
@@ -105,8 +120,10 @@ class EncodeProcess(MachineProcess):
     def encoded(self, hash: str, rows: int) -> None:
         """The tower has run for ``hash``."""
         token = self.world.new_id()
-        self._rows[token] = (hash, rows)
-        self.tell(Encoded(hash, token, rows, WIDTH, DTYPE, rows * ROW_NBYTES))
+        data = bytearray(rows_bytes(hash, 0, rows, self.incarnation))
+        self._rows[token] = Rows(hash, data)
+        lendable = zlib.crc32(hash.encode()) % 100 < 100 * self.fleet.shape.lendable
+        self.tell(Encoded(hash, token, rows, WIDTH, DTYPE, rows * ROW_NBYTES, lendable))
 
     def hear(self, route: int, addressee: int, frame: AnyFrame) -> None:
         """A prefill rank speaks."""
@@ -138,7 +155,7 @@ class EncodeProcess(MachineProcess):
             len(machine.rooms()) <= endless, lambda: f"{self.name}: rooms {machine.rooms()}"
         )
         NothingIsLeft.hold(balance.free == balance.capacity, lambda: f"{self.name}: {balance}")
-        NothingIsLeft.hold(not self._rows, lambda: f"{self.name}: rows {self._rows}")
+        NothingIsLeft.hold(len(self._rows) <= endless, lambda: f"{self.name}: rows {self._rows}")
         NothingIsLeft.hold(endless or machine.idle(), lambda: f"{self.name} is not idle")
 
     def decided(self, effect: object) -> None:
@@ -153,7 +170,7 @@ class EncodeProcess(MachineProcess):
             case Write():
                 self._write(effect)
             case DropRows(token=token):
-                del self._rows[token]
+                self._drop(token)
             case TellHead(frame=SlabFull() | SlabFree() as frame):
                 self.engine.to_head(self.rank, frame)
             case ForgetSession() | Noted():
@@ -164,19 +181,27 @@ class EncodeProcess(MachineProcess):
     def _write(self, order: Write) -> None:
         self.fleet.fabric.write(
             self,
-            self.memory,
+            self.memory if order.lent is None else self._rows[order.lent].data,
             order,
             self._audit.grant_of(order.write),
             lambda failure: self.tell(Wrote(order.write, failure), "transport"),
         )
 
+    def _drop(self, token: int) -> None:
+        rows = self._rows.pop(token)
+        LentRowsStay.hold(
+            not self.fleet.fabric.reads(self, rows.data),
+            lambda: f"{self.name} drops {rows.hash} under a write",
+        )
+        rows.drop()
+
     def _stage(self, order: Stage) -> None:
-        hash, rows = self._rows.pop(order.token)
+        rows = self._rows.pop(order.token)
         if self.world.unlucky(0.03):
             self.tell(Staged(order.copy, STAGE_FAILED))
             return
-        staged = rows_bytes(hash, 0, rows, self.incarnation)
-        self.memory[order.offset : order.offset + order.nbytes] = staged
+        self.memory[order.offset : order.offset + order.nbytes] = rows.data
+        rows.drop()
         self.tell(Staged(order.copy))
 
 

@@ -70,6 +70,10 @@ class PublishedBytesAreRight(Invariant):
     """Every published byte is right: of this item, this row, and of the writer that was granted."""
 
 
+class LentRowsStay(Invariant):
+    """Rows that are lent to writes stay until the last of these has ended."""
+
+
 class PromisesAreKept(Invariant):
     """What the scheduler was told can be loaded is there until it is loaded."""
 
@@ -116,6 +120,7 @@ ALL: tuple[type[Invariant], ...] = (
     WritersAreGranted,
     OnlyTheDeadAreGone,
     PublishedBytesAreRight,
+    LentRowsStay,
     PromisesAreKept,
     RequestsEndOnce,
     RoomsConcludeOnce,

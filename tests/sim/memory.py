@@ -153,6 +153,7 @@ class Fabric:
         self._weather = weather
         self._rng = rng
         self._flights: dict[int, dict[Flight, None]] = {}
+        self._reading: dict[int, dict[Flight, None]] = {}
         self._died: dict[int, float] = {}
 
     # --- begin and end ----------------------------------------------------------------
@@ -177,7 +178,12 @@ class Fabric:
         flight = Flight(writer, source, order, grant.room, grant.grant, session, took, fails, done)
         self._hold_grant(flight)
         self._flights.setdefault(writer.incarnation, {})[flight] = None
+        self._reading.setdefault(writer.incarnation, {})[flight] = None
         self._again(flight, self._timeline.now + took / 2)
+
+    def reads(self, writer: Process, source: bytearray) -> bool:
+        """Whether some write of ``writer`` may still read ``source``."""
+        return any(flight.source is source for flight in self._reading.get(writer.incarnation, ()))
 
     def killed(self, writer: Process) -> None:
         """What ``writer`` had handed to its kernel may land for a while, the rest never."""
@@ -278,6 +284,7 @@ class Fabric:
             self._report(flight, None)
 
     def _report(self, flight: Flight, failure: Failure | None) -> None:
+        self._reading[flight.writer.incarnation].pop(flight)
         flight.writer.run(lambda: flight.done(failure), "transport")
 
     def _hold_grant(self, flight: Flight) -> None:

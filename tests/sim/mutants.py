@@ -53,6 +53,9 @@ CROWDED = Shape(
 """Of four items that requests ask for, two have room in the slab and in the host's cache."""
 
 
+LENDING = Shape((2,), (2,), 1 << 15, lendable=1.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """``owner``'s method ``name`` is ``broken(original)``; that breaks ``invariant``."""
@@ -159,6 +162,16 @@ def _freed_while_read(original: Method) -> Method:
     return pump
 
 
+def _given_back(original: Method) -> Method:
+    def give(self: GrantDesk, room: Any) -> None:
+        original(self, room)
+        if room.copy is not None:
+            self._copies.release(room.copy, room)
+            room.copy = None
+
+    return give
+
+
 def _never_ends(original: Method) -> Method:
     del original
 
@@ -257,6 +270,15 @@ MUTANTS = (
         GrantDesk,
         "_pump",
         _freed_while_read,
+    ),
+    Mutant(
+        "lent rows are dropped while a write to a lost peer may read them",
+        rules.LentRowsStay,
+        GrantDesk,
+        "_give_rows_back",
+        _given_back,
+        CUTS,
+        LENDING,
     ),
     Mutant(
         "a promise does not pin",

@@ -25,6 +25,8 @@ HAPPENS = (
     "items_sharded",
     "items_shared",
     "items_reloaded",
+    "bytes_staged",
+    "bytes_lent",
     "items_encoded_locally",
     "rooms_cancelled",
     "rooms_skipped",

@@ -2,7 +2,7 @@
 """How bad a world is, and what it consists of: values, drawn from a seed or chosen by a test."""
 
 import random
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 STORM_S = 25.0
@@ -78,7 +78,8 @@ class Shape:
     ``cache_items``: items that a host's encoder cache holds. ``items``: different ones that
     requests ask for; ``small_items``: of all sizes, not of the same large one. ``encodable``: share
     of items whose pixels the host has. ``bursts``: many requests come at once. ``ahead_rows``:
-    rows that towers make before they hear of a full slab.
+    rows that towers make before they hear of a full slab. ``lendable``: share of items whose rows
+    writes may read where towers made them.
     """
 
     encode: tuple[int, ...]
@@ -93,6 +94,7 @@ class Shape:
     encodable: float = 0.4
     bursts: bool = False
     ahead_rows: int = 0
+    lendable: float = 0.0
 
 
 STORMS = {
@@ -138,7 +140,7 @@ def draw_weather(rng: random.Random) -> Weather:
 def draw_shape(rng: random.Random) -> Shape:
     """From one engine of one rank each, to three of many; slabs for four items, or for all."""
     prefill = tuple(rng.choice((1, 1, 2, 2, 3, 4)) for _ in range(rng.choice((1, 1, 2, 3))))
-    return Shape(
+    shape = Shape(
         encode=tuple(rng.randint(1, 3) for _ in range(rng.choice((1, 1, 2, 2, 3)))),
         prefill=prefill,
         slab_nbytes=rng.choice((1024, 1024, 1536, 2048, 4096, 1 << 15)),
@@ -151,3 +153,5 @@ def draw_shape(rng: random.Random) -> Shape:
         encodable=rng.choice((0.0, 0.3, 0.9)),
         bursts=rng.random() < 0.5,
     )
+    # Drawn from what is there, so that a seed goes on to mean the rest of its world.
+    return replace(shape, lendable=random.Random(repr(shape)).choice((0.0, 0.5, 1.0)))

@@ -192,6 +192,7 @@ def _of_the_ranks(state: EngineState) -> dict[str, object]:
             found["rooms to send"] = {n: c for n, c in send.room_totals.items() if c}
             found["copies"] = send.copies
             found["rows that wait"] = send.waiting_bytes
+            found["rows that are lent"] = send.lent_bytes
             found["bytes to send"] = send.slab.capacity - send.slab.free
         if rank.receive is not None:
             found["rooms to receive"] = {n: c for n, c in rank.receive.room_totals.items() if c}

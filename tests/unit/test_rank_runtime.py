@@ -88,6 +88,11 @@ class Rows:
         ctypes.memset(self.slab.address + offset, token, nbytes)
         self.gone.append(token)
 
+    def lend(self, token: int) -> Segment:
+        lent = Segment.create(SLAB, shared=False, owner_tag="test")
+        ctypes.memset(lent.address, token, SLAB)
+        return lent
+
     def drop(self, token: int) -> None:
         self.gone.append(token)
 

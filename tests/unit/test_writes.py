@@ -9,6 +9,7 @@ from epd_connector.errors import Code
 from epd_connector.memory.segment import Segment
 from epd_connector.runtime.writes import Writes
 from epd_connector.testing.memory_transport import MemoryFabric, MemoryTransport
+from epd_connector.transport.base import SlabBuffer
 
 SLAB = 4096
 
@@ -24,8 +25,14 @@ class Bench:
         self.session = self.transport.register_destination(self.slabs[1])
         self.writes = Writes({"memory": self.transport})
 
-    def start(self, number: int, now: float = 0.0, transport: str = "memory") -> Wrote | None:
-        return self.writes.start(Write(number, transport, self.session, 0, 0, 64), now)
+    def start(
+        self,
+        number: int,
+        now: float = 0.0,
+        transport: str = "memory",
+        lent: SlabBuffer | None = None,
+    ) -> Wrote | None:
+        return self.writes.start(Write(number, transport, self.session, 0, 0, 64), lent, now)
 
     def end(self, failure: str = "") -> None:
         handle = self.transport.pending()[0].handle
@@ -44,6 +51,15 @@ def test_a_write_is_reported_once_when_it_has_ended() -> None:
     assert bench.writes.ended() == [Wrote(7)]
     assert bench.writes.ended() == []
     assert bench.writes.in_flight() == 0
+
+
+def test_lent_memory_is_read_instead_of_the_slab() -> None:
+    bench = Bench()
+    lent = Segment.create(SLAB, shared=False, owner_tag="test")
+    lent.buffer[:64] = b"lent" * 16
+    bench.start(7, lent=lent)
+    bench.end()
+    assert bytes(bench.slabs[1].buffer[:64]) == b"lent" * 16
 
 
 def test_a_failure_names_the_transport() -> None:

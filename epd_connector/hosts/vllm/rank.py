@@ -119,6 +119,7 @@ class RankAdapter:
             width=width,
             dtype=str(tensor.dtype).removeprefix("torch."),
             nbytes=rows * width * tensor.dtype.itemsize,
+            lendable=self._parts.rows.lendable(tensor),
         )
         if not self._parts.runtime.post(event):
             self._parts.rows.drop(token)

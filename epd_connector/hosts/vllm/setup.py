@@ -247,7 +247,8 @@ def make_rank(
     sender = receiver = send_slab = receive_slab = rows = None
     if config.role.sends:
         send_slab = _send_slab(config, transports, device)
-        rows = TensorRows(send_slab)
+        lends = all(transport.reads_anywhere for transport in transports.values())
+        rows = TensorRows(send_slab, lends=lends)
         ahead = _ahead_rows(vllm_config)
         sender = EncodeRank(_send_settings(config, rank, ranks, incarnation, ahead))
     if config.role.receives:
