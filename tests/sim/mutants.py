@@ -53,6 +53,7 @@ CROWDED = Shape(
 """Of four items that requests ask for, two have room in the slab and in the host's cache."""
 
 
+STAGING = Shape((2,), (2,), 1 << 15)
 LENDING = Shape((2,), (2,), 1 << 15, lendable=1.0)
 
 
@@ -270,6 +271,8 @@ MUTANTS = (
         GrantDesk,
         "_pump",
         _freed_while_read,
+        STORM,
+        STAGING,
     ),
     Mutant(
         "lent rows are dropped while a write to a lost peer may read them",
