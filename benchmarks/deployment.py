@@ -25,7 +25,7 @@ from benchmarks.sides import (
     Setup,
 )
 
-MODULES = {"epd": "ours", "in-tree": "in_tree", "example": "shared_storage"}
+MODULES = {"epd": "ours", "stages": "stages", "in-tree": "in_tree", "example": "shared_storage"}
 """Connectors, and the modules that drive them."""
 TOWER_S = 0.03
 """Between the announcement of an item and its hand-over: the tower runs, both engines talk."""

@@ -30,11 +30,13 @@ _SESSION = re.compile(r"(?P<name>[^/]{1,100})/(?P<nbytes>[1-9]\d{0,17})/(?P<host
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _MAX_PEERS = 256
 _MAX_BACKLOG = 65536
+_PIECE_NBYTES = 1 << 20
 _CLOSE_WAIT_S = 3.0
 
 
 class ShmTransport:
-    """Copies with `write_threads` threads, each span in one piece and without the GIL."""
+    """Copies with `write_threads` threads, without the GIL; large spans in several pieces, since
+    one core does not fill the memory's bandwidth."""
 
     name = "shm"
     poll_interval_s: float | None = None
@@ -50,6 +52,7 @@ class ShmTransport:
         self._session: str | None = None
         self._ledger = WriteLedger()
         self._peers: OrderedDict[str, _Peer] = OrderedDict()
+        self._threads = options.write_threads
         self._workers = Workers("epd-shm", threads=options.write_threads, backlog=_MAX_BACKLOG)
         self._quiet = False
 
@@ -135,13 +138,16 @@ class ShmTransport:
         if outside is not None:
             return f"shm: {outside}"
         peer = self._peer(session, str(SHARED_DIRECTORY / match["name"]), nbytes)
-        job = Job(
-            run=partial(self._copy, handle, peer, source, spans),
-            abandon=partial(self._ledger.finish, handle, "shm: the transport was closed"),
-        )
-        # A lane of its own for each write: copies to one peer may run side by side.
-        if not self._workers.submit(handle, job):
-            return f"shm: closed, or {_MAX_BACKLOG} writes are waiting already"
+        pieces = _pieces(spans, self._threads)
+        copy = _Copy(len(pieces), partial(self._ledger.finish, handle))
+        for number, piece in enumerate(pieces):
+            job = Job(
+                run=partial(self._copy, copy, peer, source, piece),
+                abandon=partial(copy.ended, "shm: the transport was closed"),
+            )
+            # A lane of its own for each piece: all of them may be copied side by side.
+            if not self._workers.submit((handle, number), job):
+                copy.ended(f"shm: closed, or {_MAX_BACKLOG} copies are waiting already")
         return None
 
     def _peer(self, session: str, path: str, nbytes: int) -> "_Peer":
@@ -154,18 +160,50 @@ class ShmTransport:
         return peer
 
     def _copy(
-        self, handle: int, peer: "_Peer", source: SlabBuffer, spans: tuple[Span, ...]
+        self, copy: "_Copy", peer: "_Peer", source: SlabBuffer, spans: tuple[Span, ...]
     ) -> None:
         try:
             destination = peer.acquire()
         except TransportError as error:
-            self._ledger.finish(handle, f"shm: {error}")
+            copy.ended(f"shm: {error}")
             return
         for span in spans:
             start = source.address + span.source
             ctypes.memmove(destination + span.destination, start, span.nbytes)
         peer.release()
-        self._ledger.finish(handle)
+        copy.ended()
+
+
+class _Copy:
+    """One write in pieces: it has ended when all of them have. Thread-safe."""
+
+    def __init__(self, pieces: int, finish: Callable[[str | None], None]) -> None:
+        self._lock = threading.Lock()
+        self._left = pieces
+        self._failure: str | None = None
+        self._finish = finish
+
+    def ended(self, failure: str | None = None) -> None:
+        """One piece has, well or not."""
+        with self._lock:
+            self._left -= 1
+            self._failure = self._failure or failure
+            last = self._left == 0
+        if last:
+            self._finish(self._failure)
+
+
+def _pieces(spans: tuple[Span, ...], threads: int) -> list[tuple[Span, ...]]:
+    """What `threads` threads are given: a large span in as many pieces, the rest as it is."""
+    nbytes = sum(span.nbytes for span in spans)
+    size = max(_PIECE_NBYTES, -(-nbytes // threads))
+    if len(spans) > 1 or nbytes <= size:
+        return [spans]
+    (span,) = spans
+    return [
+        (Span(span.source + at, span.destination + at, min(size, nbytes - at)),)
+        for at in range(0, nbytes, size)
+    ]
 
 
 class _Peer:
