@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from benchmarks.deployment import Timing
+from benchmarks.deployment import TOWER_S, Timing
 from benchmarks.items import WIDTH, Item, check, content
 from benchmarks.processes import Processes, Side, Up
 from benchmarks.sides import Setup
@@ -71,6 +71,7 @@ class Baseline:
         for peer in self._all:
             peer.go_on()
         self._from.ask(Prepare(item), type(None))
+        time.sleep(TOWER_S)
         taken_ms = self._from.ask(Transfer(item.nbytes), int) / 1e6
         if check:
             (self._to or self._from).ask(Check(item), type(None))

@@ -8,6 +8,7 @@ counted against it.
 """
 
 import threading
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from vllm.distributed.ec_transfer.ec_connector.mooncake.metadata import (
 from vllm.distributed.ec_transfer.ec_connector.mooncake.worker import ECMooncakeWorker
 
 from benchmarks.items import WIDTH, Item
-from benchmarks.sides import Setup
+from benchmarks.sides import POLL_S, Setup
 
 if TYPE_CHECKING:
     import torch
@@ -144,6 +145,10 @@ class Head:
             transfer_id=transfer_of(item),
         )
         return ECMooncakeConnectorMetadata(loads=[load])
+
+    def wait(self) -> None:
+        """See ``sides.Head``."""
+        time.sleep(POLL_S)
 
     def finished(self) -> None:
         """Nothing is kept of a request."""

@@ -7,6 +7,7 @@ directly what ``HeadAdapter`` tells and asks it.
 """
 
 import logging
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from epd_connector.core.admission_state import ItemSpec, RequestState, Transfer
 from epd_connector.hosts.vllm.plan import ClaimSpec, LoadSpec, StepPlan
 from epd_connector.hosts.vllm.rank import RankAdapter
 from epd_connector.hosts.vllm.setup import make_head, read_config
+from epd_connector.link.base import PeerId
 from epd_connector.runtime.report import fetch_report
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ _LAYOUTS: dict[str, dict[str, object]] = {
 TRANSPORTS = ("shm", "mooncake")
 LAYOUTS = tuple(_LAYOUTS)
 _REQUEST = "request"
+_LOOK_S = 0.05
 _ENCODE_PORTS = 2
 """A head's and a rank's. The prefill engine's come behind them."""
 _HELD_S = 600.0
@@ -149,6 +152,19 @@ class Head:
         self._runtime.start()
         self._item: Item | None = None
         self._ranks = setup.ranks
+        self._news = threading.Event()
+        self._listen()
+
+    def _listen(self) -> None:
+        """Asking all the time would take from a core what the transfer needs: a scheduler asks
+        once per step."""
+        hear = self._runtime.on_frame
+
+        def on_frame(peer: PeerId, payload: bytes, now: float) -> None:
+            hear(peer, payload, now)
+            self._news.set()
+
+        self._runtime.on_frame = on_frame  # type: ignore[method-assign]
 
     @property
     def address(self) -> str:
@@ -178,6 +194,11 @@ class Head:
         self._runtime.tell(admission.Loading(_REQUEST, self._item.hash))
         self._runtime.tell(admission.PassEnded())
         return plan
+
+    def wait(self) -> None:
+        """See ``sides.Head``."""
+        self._news.wait(_LOOK_S)
+        self._news.clear()
 
     def finished(self) -> None:
         """See ``sides.Head``."""

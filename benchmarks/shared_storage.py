@@ -7,6 +7,7 @@ is written comes first, as it does where a router waits for the encode engine's 
 """
 
 import shutil
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from vllm.distributed.ec_transfer.ec_connector.example_connector import (
 )
 
 from benchmarks.items import Item
-from benchmarks.sides import Setup
+from benchmarks.sides import POLL_S, Setup
 
 if TYPE_CHECKING:
     import torch
@@ -91,6 +92,10 @@ class Head:
         load = ECExampleConnectorMetadata()
         load.add_mm_data(MMMeta.make_meta(self._item.hash, self._item.rows))
         return load
+
+    def wait(self) -> None:
+        """See ``sides.Head``."""
+        time.sleep(POLL_S)
 
     def finished(self) -> None:
         """Files are kept for ever, by design; here they would fill the disk."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 POLL_S = 0.0001
-"""How often the prefill engine asks whether the item is there. A scheduler asks every step."""
+"""How often the prefill engine asks whether the item is there, where nothing tells it when to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +118,9 @@ class Head(Protocol):
     def ready(self) -> object | None:
         """What the ranks are to load, as soon as the request may run."""
 
+    def wait(self) -> None:
+        """Returns when it may be worth to ask again. Bounded."""
+
     def finished(self) -> None:
         """The step has run and the request is done."""
 
@@ -214,7 +217,7 @@ class PrefillEngine:
             what = self._head.ready()
             if what is not None:
                 return what
-            time.sleep(POLL_S)
+            self._head.wait()
         raise RuntimeError("the item did not come")
 
     def close(self) -> None:

@@ -75,10 +75,16 @@ class Transport(Protocol):
     """
 
     name: str
-    poll_interval_s: float | None
-    """None: terminal writes call the waker. Else: poll this often while writes are in flight."""
     reads_anywhere: bool
     """Whether writes can read memory of this process that was not registered."""
+
+    @property
+    def poll_interval_s(self) -> float | None:
+        """None: terminal writes call the waker. Else: poll this often while writes are in flight.
+
+        It may change whenever the waker is called.
+        """
+        ...
 
     def register_source(self, buffer: SlabBuffer) -> None:
         """Make `buffer` the slab that writes read from. Once. Raises TransportError."""

@@ -54,6 +54,16 @@ _SUBMIT_THREADS = 64
 _MAX_BACKLOG = 65536
 _MAX_CONTACTS = 4096
 _CLOSE_WAIT_S = 2.0
+# A thread asks after its write for so long, at first so often, and then ever more rarely: asking
+# takes time from the transfer, where there are few cores.
+_ATTEND_S = 0.1
+_ASK_S = 0.00005
+_ASK_SHARE = 0.02
+_POLL_S = 0.001
+_SURE_SHARE = 0.8
+_SHORT_S = 0.0005
+_FASTER = 0.7
+_FORGET = 1.05
 _DEBIAN_PACKAGES = "libibverbs1 librdmacm1 libnuma1 liburing2 libcurl4"
 
 
@@ -87,10 +97,10 @@ class _Write:
 
 class MooncakeTransport:
     """One engine per process. Submission runs on threads, since the first contact with a peer
-    blocks until it answers; `poll` asks for the state of what was submitted."""
+    blocks until it answers. The library says of no write that it has ended, so the thread that
+    submitted it asks for a while; `poll` asks about those that take longer."""
 
     name = "mooncake"
-    poll_interval_s: float | None = 0.0002
 
     def __init__(self, options: TransportOptions) -> None:
         """Raises TransportError where the package is missing or its engine does not start."""
@@ -110,6 +120,9 @@ class MooncakeTransport:
         self._source: SlabBuffer | None = None
         self._destination: SlabBuffer | None = None
         self._ledger = WriteLedger()
+        self._wake: Callable[[], None] = lambda: None
+        self._pace = _Pace()
+        self._lanes = options.write_threads
         self._contacts = _Contacts()
         self._workers = Workers("epd-mooncake", threads=_SUBMIT_THREADS, backlog=_MAX_BACKLOG)
         self._submitted: deque[_Write] = deque()
@@ -159,6 +172,11 @@ class MooncakeTransport:
     def reaches(self, advert: str) -> bool:
         return advert == self._advert
 
+    @property
+    def poll_interval_s(self) -> float | None:
+        """See `Transport`: only writes that take long are asked about by `poll`."""
+        return _POLL_S if self._submitted or self._running else None
+
     def write(self, session: str, spans: Sequence[Span], source: SlabBuffer | None = None) -> int:
         handle = self._ledger.open(sum(span.nbytes for span in spans))
         wanted = [span for span in spans if span.nbytes]
@@ -175,6 +193,7 @@ class MooncakeTransport:
         return self._ledger.in_flight()
 
     def set_waker(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
         self._ledger.set_waker(wake)
 
     def forget(self, session: str) -> None:
@@ -246,7 +265,9 @@ class MooncakeTransport:
             run=partial(self._submit, handle, target, base, spans, source, time.monotonic()),
             abandon=partial(self._ledger.finish, handle, "mooncake: the transport was closed"),
         )
-        if not self._workers.submit(target, job):
+        # Those to a peer that has answered go side by side, as many as the engine has threads for.
+        lane = handle % self._lanes if self._contacts.known(target) else 0
+        if not self._workers.submit((target, lane), job):
             return f"closed, or {_MAX_BACKLOG} writes are waiting already"
         return None
 
@@ -276,7 +297,26 @@ class MooncakeTransport:
                 write.failure = f"mooncake: the engine refused a write to {target}"
                 break
             write.transfers.append(transfer)
+        self._attend(engine, write, sum(span.nbytes for span in spans))
+
+    def _attend(self, engine: Engine, write: _Write, nbytes: int) -> None:
+        """Asks about a new write until it has ended; hands it to `poll` where that takes long."""
+        begun = time.monotonic()
+        pause = self._pace.sure_s(nbytes)
+        asked = 0
+        while not self._closed:
+            time.sleep(pause or _ASK_S)
+            self._check(engine, write)
+            asked += 1
+            taken = time.monotonic() - begun
+            if not write.transfers:
+                self._pace.note(nbytes, taken, asked)
+                return
+            if taken > _ATTEND_S:
+                break
+            pause = max(_ASK_S, taken * _ASK_SHARE)
         self._submitted.append(write)
+        self._wake()
 
     def _check_running(self) -> None:
         """Ask the engine about every write it has; end those of which no part goes on."""
@@ -301,6 +341,26 @@ class MooncakeTransport:
             if write.failure is not None:
                 self._contacts.forget(write.target)
             self._ledger.finish(write.handle, write.failure)
+
+
+class _Pace:
+    """How fast writes are, so that nobody asks about one that cannot have ended. Thread-safe:
+    a number that was overwritten by another thread's is as good."""
+
+    def __init__(self) -> None:
+        self._s_per_byte = 0.0
+
+    def sure_s(self, nbytes: int) -> float:
+        """Seconds in which a write of `nbytes` will not have ended, or 0 for a short one."""
+        sure_s = _SURE_SHARE * self._s_per_byte * nbytes - _SHORT_S
+        return min(max(0.0, sure_s), _ATTEND_S)
+
+    def note(self, nbytes: int, seconds: float, asked: int) -> None:
+        """A write was found to have ended when it was asked about for the `asked`-th time: if
+        that was the first, it may have ended long before."""
+        last = self._s_per_byte
+        now = seconds / nbytes * (_FASTER if asked == 1 else 1.0)
+        self._s_per_byte = min(now, last * _FORGET) if last else now
 
 
 class _Contacts:
@@ -333,6 +393,11 @@ class _Contacts:
             else:
                 self._silent_at[target] = time.monotonic()
         return answers
+
+    def known(self, target: str) -> bool:
+        """Whether `target` has answered."""
+        with self._lock:
+            return target in self._answered
 
     def forget(self, target: str) -> None:
         with self._lock:
