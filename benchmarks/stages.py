@@ -50,7 +50,7 @@ STAGES = (
     "scheduler saw",
 )
 SPARE_NBYTES = 1 << 25
-FRAMES = {
+FRAMES: dict[type, tuple[str, str]] = {
     Landed: ("answer sent", "rank heard"),
     RoomLanded: ("rank told head", "head heard"),
 }
@@ -74,7 +74,7 @@ class Doors:
         self._after(Workers, "submit", lambda *_: "write queued")
         self._before(WriteLedger, "finish", lambda *_: "write ended")
         self._after(Writes, "ended", lambda found, *_: "end seen" if found else None)
-        self._after(Switchboard, "reply", lambda _, *said: _sent(*said))
+        self._before(Switchboard, "reply", _sent)
         self._after(Switchboard, "read", lambda envelope, *_: _heard(envelope))
 
     def note(self, stage: str | None) -> None:

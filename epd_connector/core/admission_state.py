@@ -5,12 +5,12 @@ Owns the settings, the events, the records and the table of transitions of
 ``admission.PrefillHead``; decides nothing.
 """
 
-import enum
 from collections import deque
 from dataclasses import dataclass, field
 
 from epd_connector.core.topology import Expected
 from epd_connector.errors import Failure
+from epd_connector.identity_enum import IdentityEnum
 from epd_connector.memory.slab import Region
 from epd_connector.protocol.frames import AnyFrame, Identity
 from epd_connector.rows import Layout
@@ -164,7 +164,7 @@ AdmissionEvent = (
 )
 
 
-class TransferState(enum.Enum):
+class TransferState(IdentityEnum):
     """Life of one attempt to receive an item."""
 
     RESOLVING = "resolving"  # the encode engine is being asked who it is
@@ -175,7 +175,7 @@ class TransferState(enum.Enum):
     OVER = "over"
 
 
-class TransferEvent(enum.Enum):
+class TransferEvent(IdentityEnum):
     """What can happen to a transfer."""
 
     RESOLVED = "resolved"
@@ -201,7 +201,7 @@ TRANSFER_MOVES: dict[tuple[TransferState, TransferEvent], TransferState] = {
 """Every legal step. A pair that is not here does not move the transfer."""
 
 
-class RequestState(enum.Enum):
+class RequestState(IdentityEnum):
     """What the scheduler may do with a request."""
 
     WAITING = "waiting"

@@ -5,10 +5,10 @@ Owns the settings, the events, the records and the table of transitions of
 ``receive.PrefillRank``; decides nothing.
 """
 
-import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from epd_connector.identity_enum import IdentityEnum
 from epd_connector.protocol.frames import AnyFrame, Grant, Open
 
 FIRST_RETRY_S = 2.0
@@ -94,7 +94,7 @@ class Stop:
 ReceiveEvent = Opened | Abandoned | FromSender | Broken | Probed | Gone | Tick | Stop
 
 
-class RoomState(enum.Enum):
+class RoomState(IdentityEnum):
     """Life of a room on one prefill rank."""
 
     GRANTED = "granted"  # the writer may write; its answer is awaited
@@ -106,7 +106,7 @@ class RoomState(enum.Enum):
     RELEASED = "released"
 
 
-class RoomEvent(enum.Enum):
+class RoomEvent(IdentityEnum):
     """What can happen to a room."""
 
     LANDED = "landed"

@@ -6,11 +6,11 @@ since a head that hears no more of it goes on. Rooms that are granted are named:
 memory for them, so their rows must come however full it is. A part of ``send.EncodeRank``.
 """
 
-import enum
 from collections.abc import Iterable
 
 from epd_connector.core.effects import Effect, TellHead
 from epd_connector.core.send_state import RoomState, SendRoom
+from epd_connector.identity_enum import IdentityEnum
 from epd_connector.protocol.frames import MAX_ROOMS_NAMED, SlabFree, SlabFull
 from epd_connector.stats import Counters
 
@@ -18,7 +18,7 @@ REPEAT_S = 0.5
 """Seconds after which a slab that is still full is said to be."""
 
 
-class Pressure(enum.Enum):
+class Pressure(IdentityEnum):
     """How many rows wait for the slab."""
 
     LOW = "low"

@@ -4,11 +4,11 @@
 Owns the settings, the records and the table of transitions of ``send.EncodeRank``; decides nothing.
 """
 
-import enum
 from collections import deque
 from dataclasses import dataclass, field
 
 from epd_connector.errors import Failure
+from epd_connector.identity_enum import IdentityEnum
 from epd_connector.memory.slab import Region
 from epd_connector.protocol.frames import Cancelled, Grant, Hello, Landed, Refused
 
@@ -35,7 +35,7 @@ class SendSettings:
     tombstone_s: float
 
 
-class RoomState(enum.Enum):
+class RoomState(IdentityEnum):
     """Life of a room on one encode rank."""
 
     ASKED = "asked"  # grants wait; no request of this engine has claimed the room yet
@@ -46,7 +46,7 @@ class RoomState(enum.Enum):
     CONCLUDED = "concluded"  # over; a tombstone answers late frames
 
 
-class RoomEvent(enum.Enum):
+class RoomEvent(IdentityEnum):
     """What can happen to a room."""
 
     CLAIM = "claim"
@@ -78,7 +78,7 @@ Answer = Landed | Refused | Cancelled
 """What ends a grant: after it, its writer never writes under it again."""
 
 
-class GrantState(enum.Enum):
+class GrantState(IdentityEnum):
     """Life of one grant on the encode rank that it was sent to."""
 
     WAITING = "waiting"  # for the rows, or for its turn to be written
@@ -87,7 +87,7 @@ class GrantState(enum.Enum):
     ANSWERED = "answered"
 
 
-class CopyState(enum.Enum):
+class CopyState(IdentityEnum):
     """Life of one staged copy."""
 
     WAITING = "waiting"  # for memory

@@ -6,7 +6,6 @@ what is done with it. A part of ``admission.PrefillHead``: it appends to the mac
 effects, and never makes anybody wait: ``find`` answers with what is known now.
 """
 
-import enum
 from dataclasses import dataclass
 
 from epd_connector.core.deadlines import Deadlines
@@ -14,6 +13,7 @@ from epd_connector.core.effects import Effect, Hangup, Send
 from epd_connector.core.fingerprint import same_model
 from epd_connector.core.receive_senders import host_of
 from epd_connector.errors import Code, Failure
+from epd_connector.identity_enum import IdentityEnum
 from epd_connector.protocol.frames import AnyFrame, Identify, Identity, NotReady, Rejected
 
 ASK_AGAIN_S = 0.5
@@ -26,7 +26,7 @@ MAX_ADDRESSES = 4096
 _NO_ANSWER = "no answer"
 
 
-class AddressState(enum.Enum):
+class AddressState(IdentityEnum):
     """What is known of one address."""
 
     ASKING = "asking"

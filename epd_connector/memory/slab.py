@@ -18,15 +18,16 @@ capacity; ``check`` holds it.
 """
 
 import bisect
-import enum
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from epd_connector.identity_enum import IdentityEnum
 
 ALIGNMENT = 256
 """Bytes. Regions start on these boundaries, which suits wide loads and RDMA alike."""
 
 
-class RegionState(enum.Enum):
+class RegionState(IdentityEnum):
     """Where a region is in its life."""
 
     FREE = "free"

@@ -31,6 +31,8 @@ Rank = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
 Ranks = Annotated[int, msgspec.Meta(ge=1, lt=1 << 16)]
 MAX_ROOMS_NAMED = 4096
 """Rooms that one frame may name."""
+MAX_FRAMES = 32
+"""Frames that one envelope may hold. More save little, and the first would wait for the last."""
 Text = Annotated[str, msgspec.Meta(max_length=512)]
 Sessions = Annotated[dict[Text, Text], msgspec.Meta(max_length=16)]
 """Transport name -> what that transport says about a process or a slab of it."""
@@ -396,8 +398,14 @@ AnyFrame = ControlFrame | DataFrame | LinkFrame
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """A frame with the incarnations of its sender and addressee (0: not known yet)."""
+    """A frame with the incarnations of its sender and addressee (0: not known yet), and what
+    else there was to say to the same addressee at that moment, in order."""
 
     sender: Incarnation
     addressee: Incarnation
     frame: AnyFrame
+    more: Annotated[tuple[AnyFrame, ...], msgspec.Meta(max_length=MAX_FRAMES - 1)] = ()
+
+    def frames(self) -> tuple[AnyFrame, ...]:
+        """All of them: one or more."""
+        return (self.frame, *self.more)

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from epd_connector.core import admission_state as admission
 from epd_connector.core import encode_head as encoding
@@ -30,10 +30,10 @@ from epd_connector.core.effects import (
 from epd_connector.link.base import Link, PeerId
 from epd_connector.protocol.codec import Codec
 from epd_connector.protocol.frames import (
+    MAX_FRAMES,
     AnyFrame,
     Describe,
     Description,
-    Envelope,
     HeadUp,
     HostGone,
     Identify,
@@ -225,12 +225,13 @@ class HeadRuntime:
         if envelope is None:
             return
         source = self._switch.endpoint_of(peer)
-        if envelope.addressee == self._place.link_token:
-            self._on_rank(peer, envelope, now)
-        elif source is not None:
-            self._on_encode_head(source, envelope, now)
-        else:
-            self._on_control(peer, envelope, now)
+        for frame in envelope.frames():
+            if envelope.addressee == self._place.link_token:
+                self._on_rank(peer, envelope.sender, frame, now)
+            elif source is not None:
+                self._on_encode_head(source, envelope.addressee, frame, now)
+            else:
+                self._on_control(peer, envelope.sender, frame, now)
 
     def on_turn(self, now: float) -> None:
         """See ``loop.Driver``."""
@@ -249,6 +250,7 @@ class HeadRuntime:
         for peer, asker, answer in self._describing.answers(now):
             self._switch.reply(peer, asker, answer)
         self._carry_out()
+        self._switch.flush()
 
     def next_wait(self, now: float) -> float | None:
         """See ``loop.Driver``."""
@@ -276,12 +278,11 @@ class HeadRuntime:
         """See ``loop.Driver``."""
         self._counters.add("loops_stalled")
 
-    def _on_rank(self, peer: PeerId, envelope: Envelope, now: float) -> None:
-        frame = envelope.frame
+    def _on_rank(self, peer: PeerId, sender: int, frame: AnyFrame, now: float) -> None:
         if isinstance(frame, RankUp):
-            self._rank_up(peer, envelope.sender, frame)
+            self._rank_up(peer, sender, frame)
             return
-        rank = self._ranks.heard(peer, envelope.sender)
+        rank = self._ranks.heard(peer, sender)
         if rank is None:
             self._counters.add("frames_stale")
         elif isinstance(frame, Tally):
@@ -305,31 +306,31 @@ class HeadRuntime:
         if self._encode is not None:
             with self._lock:
                 self._encode.handle(encoding.RankReady(incarnation, frame), time.monotonic())
-        self._to_ranks.reply(peer, incarnation, HeadUp())
+        self._to_ranks.deliver(peer, incarnation, [HeadUp()])
 
-    def _on_encode_head(self, source: str, envelope: Envelope, now: float) -> None:
-        if self._prefill is None or envelope.addressee != self._place.incarnation:
+    def _on_encode_head(self, source: str, addressee: int, frame: AnyFrame, now: float) -> None:
+        if self._prefill is None or addressee != self._place.incarnation:
             self._counters.add("frames_stale")
             return
         address = source.removeprefix("tcp://")
-        event = admission.FromEncodeHead(address, envelope.frame)
+        event = admission.FromEncodeHead(address, frame)
         with self._lock:
             self._decided(self._prefill.handle(event, now))
 
-    def _on_control(self, peer: PeerId, envelope: Envelope, now: float) -> None:
-        match envelope.frame:
+    def _on_control(self, peer: PeerId, sender: int, frame: AnyFrame, now: float) -> None:
+        match frame:
             case Inspect():
-                self._switch.reply(peer, envelope.sender, self._describing.report())
+                self._switch.reply(peer, sender, self._describing.report())
             case Describe():
-                if self._describing.ask(peer, envelope.sender, now):
-                    self._tell_ranks(envelope.frame)
+                if self._describing.ask(peer, sender, now):
+                    self._tell_ranks([frame])
             case HostGone(host=host) if self._prefill is not None:
                 logger.warning("host %s is said to be dead: nothing there writes any more", host)
                 with self._lock:
                     self._decided(self._prefill.handle(admission.Gone(host), now))
-                self._switch.reply(peer, envelope.sender, envelope.frame)
+                self._switch.reply(peer, sender, frame)
             case Identify() | SkipRooms() | RoomReceivers() if self._encode is not None:
-                event = encoding.FromPeer(peer, envelope.sender, envelope.frame)
+                event = encoding.FromPeer(peer, sender, frame)
                 with self._lock:
                     self._decided(self._encode.handle(event, now))
             case _:
@@ -354,7 +355,7 @@ class HeadRuntime:
             effect = self._effects.popleft()
             match effect:
                 case TellRanks(frame=frame):
-                    self._tell_ranks(frame)
+                    self._tell_ranks([frame, *self._next_for_ranks()])
                 case Send(endpoint=where, addressee=addressee, frame=frame):
                     self._switch.send(where, addressee, frame)
                 case Reply(route=route, addressee=addressee, frame=frame):
@@ -365,6 +366,17 @@ class HeadRuntime:
                     text = f"{subject}: {failure}"
                     self._describing.failed(text, time.monotonic())
                     logger.warning("%s", text)
+
+    def _next_for_ranks(self) -> list[AnyFrame]:
+        """What ranks are to be told next, as far as one envelope holds it."""
+        frames: list[AnyFrame] = []
+        while self._effects and len(frames) < MAX_FRAMES - 1:
+            effect = self._effects[0]
+            if not isinstance(effect, TellRanks):
+                break
+            frames.append(effect.frame)
+            self._effects.popleft()
+        return frames
 
     def _receiving(self) -> bool:
         """Whether ranks have something to receive, or to make safe."""
@@ -387,9 +399,9 @@ class HeadRuntime:
                 for room in rooms:
                     self._as_rank(rank, RoomFailed(room, failure))
 
-    def _tell_ranks(self, frame: AnyFrame) -> None:
-        for missed in self._ranks.tell(frame):
-            for answer in answers_of(missed, frame):
+    def _tell_ranks(self, frames: Sequence[AnyFrame]) -> None:
+        for missed in self._ranks.tell(frames):
+            for answer in answers_of(missed):
                 self._as_rank(missed.rank, answer)
 
     def _as_rank(self, rank: int, frame: AnyFrame) -> None:

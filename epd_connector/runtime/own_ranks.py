@@ -8,6 +8,7 @@ thread only.
 
 import logging
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -36,7 +37,15 @@ MAX_WAITING = 1 << 16
 
 
 class Missed(NamedTuple):
-    """``rank`` was not told, and never will be; why."""
+    """``rank`` was not told ``frame``, and never will be; why."""
+
+    rank: int
+    frame: AnyFrame
+    failure: Failure
+
+
+class Lost(NamedTuple):
+    """The process of ``rank`` has ended."""
 
     rank: int
     failure: Failure
@@ -85,8 +94,8 @@ class OwnRanks:
                 return rank
         return None
 
-    def tell(self, frame: AnyFrame) -> list[Missed]:
-        """Tells every rank; those that will not hear of it.
+    def tell(self, frames: Sequence[AnyFrame]) -> list[Missed]:
+        """Tells every rank ``frames``, as many as one envelope holds; what was missed by whom.
 
         An ``Open`` that cannot be queued at once is missed: somebody waits for the room and
         is better off without it. So is a question. Any other word ends something that the
@@ -96,40 +105,45 @@ class OwnRanks:
         for rank in range(self._count):
             line = self._lines.get(rank)
             if line is None:
-                reason = f"rank {rank} of this engine is not up"
-                missed.append(Missed(rank, Failure(Code.UNREACHABLE, reason)))
-            elif not line.waiting and self._say(line, frame):
-                continue
-            elif line.lost:
-                missed.append(Missed(rank, _lost(rank)))
-            elif isinstance(frame, Open | Describe):
-                reason = f"the queue of frames to rank {rank} of this engine is full"
-                missed.append(Missed(rank, Failure(Code.OVERLOADED, reason)))
-            else:
-                self._wait(rank, line, frame)
+                failure = Failure(Code.UNREACHABLE, f"rank {rank} of this engine is not up")
+                missed += [Missed(rank, frame, failure) for frame in frames]
+            elif line.waiting or not self._say(line, frames):
+                missed += self._not_told(rank, line, frames)
         return missed
 
-    def lost(self) -> list[Missed]:
+    def _not_told(self, rank: int, line: _Line, frames: Sequence[AnyFrame]) -> list[Missed]:
+        """Keeps what can wait; the rest is missed."""
+        failure = _lost(rank)
+        wait: list[AnyFrame] = []
+        if not line.lost:
+            reason = f"the queue of frames to rank {rank} of this engine is full"
+            failure = Failure(Code.OVERLOADED, reason)
+            wait = [frame for frame in frames if not isinstance(frame, Open | Describe)]
+        for frame in wait:
+            self._wait(rank, line, frame)
+        return [Missed(rank, frame, failure) for frame in frames if frame not in wait]
+
+    def lost(self) -> list[Lost]:
         """Looks whether the ranks are still there; those that have been lost since the last
         look, each once."""
         for line in self._lines.values():
             if not line.lost and not line.waiting:
-                self._say(line, HeadUp())
+                self._say(line, [HeadUp()])
         news, self._news = self._news, []
-        return [Missed(line.rank, _lost(line.rank)) for line in news if line.lost]
+        return [Lost(line.rank, _lost(line.rank)) for line in news if line.lost]
 
     def retry(self) -> None:
         """Says what waits, as far as there is room for it."""
         for line in self._lines.values():
-            while line.waiting and self._say(line, line.waiting[0]):
+            while line.waiting and self._say(line, [line.waiting[0]]):
                 line.waiting.popleft()
 
     def next_wait(self) -> float | None:
         """Seconds until ``retry`` is due, or None while nothing waits."""
         return RETRY_S if any(line.waiting for line in self._lines.values()) else None
 
-    def _say(self, line: _Line, frame: AnyFrame) -> bool:
-        if self._switch.reply(line.peer, line.incarnation, frame):
+    def _say(self, line: _Line, frames: Sequence[AnyFrame]) -> bool:
+        if self._switch.deliver(line.peer, line.incarnation, frames):
             return True
         if self._switch.gone(line.peer) and not line.lost:
             # What waits would end what its process did, which has ended with it.
@@ -152,9 +166,9 @@ class OwnRanks:
         )
 
 
-def answers_of(missed: Missed, frame: AnyFrame) -> list[AnyFrame]:
-    """What a rank that was not told ``frame`` is taken to answer."""
-    match frame:
+def answers_of(missed: Missed) -> list[AnyFrame]:
+    """What a rank that was not told something is taken to answer."""
+    match missed.frame:
         case Open(room=room):
             # It has granted nothing for a room that it does not know.
             return [RoomFailed(room, missed.failure), RoomReleased(room)]

@@ -46,7 +46,6 @@ from epd_connector.protocol.frames import (
     Description,
     DropRoom,
     EndRoom,
-    Envelope,
     HeadUp,
     HostGone,
     Open,
@@ -202,16 +201,14 @@ class RankRuntime:
         if envelope is None:
             return
         source = self._switch.endpoint_of(peer)
-        if source == self._place.head:
-            self._on_head(envelope, now)
-        elif source is None:
-            event = FromPeer(peer, envelope.sender, envelope.addressee, envelope.frame)
-            self._drive_sender(event, now)
-        else:
-            self._drive_receiver(
-                receive.FromSender(source, envelope.sender, envelope.addressee, envelope.frame),
-                now,
-            )
+        sender, addressee = envelope.sender, envelope.addressee
+        for frame in envelope.frames():
+            if source == self._place.head:
+                self._on_head(sender, frame, now)
+            elif source is None:
+                self._drive_sender(FromPeer(peer, sender, addressee, frame), now)
+            else:
+                self._drive_receiver(receive.FromSender(source, sender, addressee, frame), now)
 
     def on_turn(self, now: float) -> None:
         """See ``loop.Driver``."""
@@ -229,6 +226,7 @@ class RankRuntime:
             self._drive_receiver(receive.Tick(), now)
         if self._tally_at is not None and now >= self._tally_at:
             self._tally()
+        self._switch.flush()
 
     def next_wait(self, now: float) -> float | None:
         """See ``loop.Driver``."""
@@ -252,11 +250,10 @@ class RankRuntime:
         """See ``loop.Driver``."""
         self.counters.add("loops_stalled")
 
-    def _on_head(self, envelope: Envelope, now: float) -> None:
-        if envelope.sender != self._place.link_token:
+    def _on_head(self, sender: int, frame: AnyFrame, now: float) -> None:
+        if sender != self._place.link_token:
             self.counters.add("frames_stale")
             return
-        frame = envelope.frame
         match frame:
             case HeadUp():
                 self._head_heard = True

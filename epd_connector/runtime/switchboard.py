@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames in and out of one link: encoding, incarnations, endpoints to peers.
+"""Frames in and out of one link: encoding, incarnations, endpoints to peers, batches.
 
-Owns the way from a machine's words (endpoint, route, frame) to the link's (peer, bytes).
+Owns the way from a machine's words (endpoint, route, frame) to the link's (peer, bytes). What
+is said to one peer in one turn of the loop leaves in one piece: a message costs far more than
+a frame.
 Does not own the link's thread or any decision. Used by the loop's thread only.
 """
 
 import logging
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from epd_connector.errors import LinkError, ProtocolError
 from epd_connector.link.base import Link, PeerId
-from epd_connector.protocol.codec import Codec
-from epd_connector.protocol.frames import AnyFrame, Envelope
+from epd_connector.protocol.codec import MAX_FRAME_BYTES, Codec
+from epd_connector.protocol.frames import MAX_FRAMES, AnyFrame, Envelope
 from epd_connector.stats import Counters
 
 logger = logging.getLogger(__name__)
@@ -42,9 +45,10 @@ class Switchboard:
         self._endpoints: dict[PeerId, str] = {}
         self._unused: set[str] = set()
         self._sweep_at = 0.0
+        self._said: dict[tuple[PeerId, int], list[AnyFrame]] = {}
 
     def send(self, endpoint: str, addressee: int, frame: AnyFrame) -> None:
-        """Sends to whoever listens at ``endpoint``; connects first where it must."""
+        """Sends to whoever listens at ``endpoint``, by ``flush``; connects where it must."""
         try:
             peer = self._connected(endpoint)
         except LinkError as error:
@@ -67,19 +71,52 @@ class Switchboard:
         self._endpoints[peer] = endpoint
         return peer
 
-    def reply(self, peer: PeerId, addressee: int, frame: AnyFrame) -> bool:
-        """Sends to ``peer``; whether it could be queued. What could not is counted, too:
-        machines ask again by themselves."""
-        payload = self._codec.encode(Envelope(self._incarnation, addressee, frame))
+    def reply(self, peer: PeerId, addressee: int, frame: AnyFrame) -> None:
+        """Sends to ``peer``, by ``flush``. What it cannot take then is counted, and that is
+        all: machines ask again by themselves."""
+        said = self._said.setdefault((peer, addressee), [])
+        said.append(frame)
+        if len(said) == MAX_FRAMES:
+            del self._said[peer, addressee]
+            self._deliver_what_can_be(peer, addressee, said)
+
+    def flush(self) -> None:
+        """Sends what was said since the last call, in order for each peer. Once per turn."""
+        while self._said:
+            (peer, addressee), said = self._said.popitem()
+            self._deliver_what_can_be(peer, addressee, said)
+
+    def _deliver_what_can_be(self, peer: PeerId, addressee: int, frames: list[AnyFrame]) -> None:
+        """A frame that cannot be encoded costs itself alone."""
+        try:
+            self.deliver(peer, addressee, frames)
+        except Exception:
+            if len(frames) == 1:
+                self._counters.add("errors_internal")
+                logger.exception("%.200r is lost", frames[0])
+                return
+            for frame in frames:
+                self._deliver_what_can_be(peer, addressee, [frame])
+
+    def deliver(self, peer: PeerId, addressee: int, frames: Sequence[AnyFrame]) -> bool:
+        """Sends at most ``MAX_FRAMES`` to ``peer`` now; whether all could be queued."""
+        first, *more = frames
+        envelope = Envelope(self._incarnation, addressee, first, tuple(more))
+        payload = self._codec.encode(envelope)
+        if more and len(payload) > MAX_FRAME_BYTES:
+            half = len(frames) // 2
+            first_half = self.deliver(peer, addressee, frames[:half])
+            return self.deliver(peer, addressee, frames[half:]) and first_half
         sent = self._link.send(peer, payload)
         if not sent:
-            self._counters.add("frames_dropped")
+            self._counters.add("frames_dropped", len(frames))
         return sent
 
     def hang_up(self, endpoint: str) -> None:
-        """Closes the connection to ``endpoint``, if there is one."""
+        """Closes the connection to ``endpoint``, if there is one. What was said goes before."""
         peer = self._peers.pop(endpoint, None)
         if peer is not None:
+            self.flush()
             del self._endpoints[peer]
             self._link.disconnect(peer)
 

@@ -13,6 +13,7 @@ from msgspec import inspect
 from epd_connector.errors import Code, Failure, ProtocolError
 from epd_connector.protocol.codec import MAX_FRAME_BYTES, PROTOCOL_VERSION, Codec
 from epd_connector.protocol.frames import (
+    MAX_FRAMES,
     AnyFrame,
     Envelope,
     Frame,
@@ -56,12 +57,19 @@ def values(kind: inspect.Type) -> st.SearchStrategy[typing.Any]:
 
 frames = st.one_of([values(inspect.type_info(kind)) for kind in KINDS])
 ids = st.integers(0, (1 << 63) - 1)
-envelopes = st.builds(Envelope, ids, ids, frames)
+envelopes = st.builds(Envelope, ids, ids, frames, st.lists(frames, max_size=3).map(tuple))
 
 
 def raw(frame: msgspec.Struct) -> bytes:
     """Bytes of ``frame`` as a peer would send them that does not care for bounds."""
     return b"EP" + bytes((PROTOCOL_VERSION, 0)) + msgspec.msgpack.encode((1, 2, frame))
+
+
+def test_an_envelope_holds_so_many_frames_and_no_more() -> None:
+    full = Envelope(1, 2, Ping(), (Ping(),) * (MAX_FRAMES - 1))
+    assert len(Codec().decode(Codec().encode(full)).frames()) == MAX_FRAMES
+    with pytest.raises(ProtocolError):
+        Codec().decode(Codec().encode(Envelope(1, 2, Ping(), (Ping(),) * MAX_FRAMES)))
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

@@ -10,6 +10,7 @@ from epd_connector.core.admission_state import ItemSpec, RequestState
 from epd_connector.core.encode_head import RequestOver
 from epd_connector.errors import Code, Failure
 from epd_connector.protocol.frames import (
+    MAX_FRAMES,
     Abandon,
     AnyFrame,
     Describe,
@@ -31,6 +32,7 @@ from epd_connector.protocol.frames import (
 from epd_connector.runtime import head as head_module
 from epd_connector.runtime import own_ranks
 from tests.unit.head_bench import (
+    CODEC,
     CONTROL,
     ENCODE,
     HEAD,
@@ -98,6 +100,7 @@ def test_a_room_fails_at_once_when_the_queue_to_a_rank_is_full() -> None:
     bench.ranks_up()
     bench.identified()
     bench.needs("one", room=2)
+    bench.turn()
     bench.needs("two", room=3)
     bench.turn()
     failures = bench.failures()
@@ -112,6 +115,7 @@ def test_an_abandon_that_finds_the_queue_full_is_said_later() -> None:
     bench.ranks_up()
     bench.identified()
     bench.needs("one", room=2)
+    bench.turn()
     bench.head.tell(admission.Left("one"))
     bench.turn()
     assert not bench.prefill.idle(), "a region is free before its rank has said so"
@@ -146,11 +150,27 @@ def test_words_to_end_rooms_wait_in_their_order() -> None:
     over = Failure(Code.ENCODE_FAILED, "over")
     for room in (3, 4, 5):
         bench.head.tell_encode(RequestOver((room,), over))
+        bench.turn()
     heard: list[AnyFrame] = []
     for _ in range(3):
         bench.turn()
         heard += bench.ranks[0].hears()
     assert heard == [EndRoom(room, over) for room in (3, 4, 5)]
+
+
+def test_what_ranks_are_told_at_once_is_one_message() -> None:
+    bench = Bench(ranks=2, encode=True, prefill=False)
+    bench.ranks_up()
+    over = Failure(Code.ENCODE_FAILED, "over")
+    rooms_ = range(1, MAX_FRAMES + 2)
+    bench.head.tell_encode(RequestOver(tuple(rooms_), over))
+    bench.turn()
+    for rank in bench.ranks:
+        messages = [CODEC.decode(payload).frames() for _, payload in rank.link.wait(0)]
+        assert [len(frames) for frames in messages] == [MAX_FRAMES, 1]
+        assert [frame for frames in messages for frame in frames] == [
+            EndRoom(room, over) for room in rooms_
+        ]
 
 
 def test_ranks_hear_who_receives_a_room() -> None:
@@ -176,8 +196,9 @@ def test_what_waits_for_a_rank_is_bounded(
     monkeypatch.setattr(own_ranks, "MAX_WAITING", 1)
     bench = Bench(ranks=1, send_queue=1, encode=True)
     bench.ranks_up()
-    bench.head.tell_encode(RequestOver((3, 4, 5), Failure(Code.ENCODE_FAILED, "over")))
-    bench.turn()
+    for room in (3, 4, 5):
+        bench.head.tell_encode(RequestOver((room,), Failure(Code.ENCODE_FAILED, "over")))
+        bench.turn()
     assert "rank 0" in caplog.text
     heard = bench.ranks[0].hears()
     bench.turn()
@@ -314,8 +335,6 @@ def test_an_effect_that_cannot_be_carried_out_does_not_hold_up_the_next_one() ->
     for request, item in (("r", unwritable), ("s", ItemSpec("b", 4, "image", 2, ENCODE))):
         bench.head.tell(admission.Joined(request, (item,)))
         bench.head.tell(admission.Spared(request, (item.hash,)))
-    bench.turn()
-    assert bench.head.next_wait(0.0) == 0.0
     bench.turn()
     assert bench.encode.hears() == [SkipRooms((2,))]
     assert bench.report().counters["errors_internal"] == 1

@@ -13,8 +13,8 @@ PACKAGE = "epd_connector"
 
 # These use the standard library, msgspec and each other. The two `base` modules are contracts.
 PURE = (
-    "config", "config_values", "core", "errors", "link.base", "memory.slab", "protocol", "rows",
-    "stats", "transport.base",
+    "config", "config_values", "core", "errors", "identity_enum", "link.base", "memory.slab",
+    "protocol", "rows", "stats", "transport.base",
 )  # fmt: skip
 # A layer may import the pure modules, itself, and what is listed.
 LAYERS = {

@@ -74,7 +74,8 @@ class Worker:
     def told(self) -> list[AnyFrame]:
         """Loads that the head was told of by now."""
         self.turn()
-        frames = [Codec().decode(payload).frame for _, payload in self.head_link.wait(0)]
+        heard = self.head_link.wait(0)
+        frames = [frame for _, payload in heard for frame in Codec().decode(payload).frames()]
         return [frame for frame in frames if isinstance(frame, RoomLoaded)]
 
     def staged(self) -> None:

@@ -71,7 +71,7 @@ class Party:
     def hears(self) -> list[AnyFrame]:
         heard = self.link.wait(0)
         self.peers += [peer for peer, _ in heard]
-        return [CODEC.decode(payload).frame for _, payload in heard]
+        return [f for _, payload in heard for f in CODEC.decode(payload).frames()]
 
 
 class Rows:
