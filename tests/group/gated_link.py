@@ -7,6 +7,7 @@ from epd_connector.link import zmq_link
 from epd_connector.link.base import PeerId
 from epd_connector.link.zmq_link import ZmqLink
 from epd_connector.protocol.codec import Codec
+from epd_connector.protocol.frames import Envelope
 
 Kinds = frozenset[type]
 NONE: Kinds = frozenset()
@@ -30,13 +31,18 @@ class GatedLink(ZmqLink):
         return len(self._waiting)
 
     def send(self, peer: PeerId, payload: bytes) -> bool:
-        kind = type(Codec().decode(payload).frame)
-        if kind in self._held:
-            self._waiting.append((peer, payload))
-            return True
-        if kind in self._doubled:
-            assert super().send(peer, payload)
-        return super().send(peer, payload)
+        envelope = Codec().decode(payload)
+        if not {type(frame) for frame in envelope.frames()} & (self._held | self._doubled):
+            return super().send(peer, payload)
+        sent = True
+        for frame in envelope.frames():
+            alone = Codec().encode(Envelope(envelope.sender, envelope.addressee, frame))
+            if type(frame) in self._held:
+                self._waiting.append((peer, alone))
+                continue
+            for _ in range(2 if type(frame) in self._doubled else 1):
+                sent = super().send(peer, alone) and sent
+        return sent
 
     def wait(self, timeout_s: float | None) -> list[tuple[PeerId, bytes]]:
         if not self._held:
