@@ -7,7 +7,9 @@ from epd_connector.core.send_state import RoomState
 from epd_connector.errors import Code
 from tests.unit.send_bench import (
     BROKEN,
+    ROW_NBYTES,
     ROWS,
+    SETTINGS,
     WIDTH,
     Bench,
     answers,
@@ -167,4 +169,108 @@ def test_memory_that_is_copied_into_stays_until_copying_has_ended() -> None:
     assert bench.machine.balance().leased > 0
     assert not bench.machine.idle()
     bench.stage(effects)
+    assert bench.at_rest()
+
+
+# --- lent rows ------------------------------------------------------------------------------
+
+
+def lent(bench: Bench, room: int, nbytes: int = ROWS * ROW_NBYTES) -> list[Effect]:
+    """Room ``room`` is claimed, and its rows, whose token it is, can be read where they are."""
+    bench.claim(room, f"h{room}")
+    return bench.do(Encoded(f"h{room}", room, ROWS, WIDTH, "bfloat16", nbytes, lendable=True))
+
+
+def test_granted_rows_are_written_from_where_they_are_and_dropped_when_that_has_ended() -> None:
+    bench = Bench()
+    granted(bench, 1)
+    effects = lent(bench, 1)
+    assert staged(effects) == []
+    (write,) = of(Write, effects)
+    assert (write.lent, write.source, write.nbytes) == (1, 0, ROWS * ROW_NBYTES)
+    assert dropped(effects) == []
+    assert bench.machine.balance().free == bench.machine.balance().capacity
+    assert dropped(bench.do(Wrote(write.write))) == [1]
+    assert bench.count("bytes_lent") == ROWS * ROW_NBYTES
+    assert bench.count("bytes_staged") == 0
+    assert bench.at_rest()
+
+
+def test_a_shard_of_lent_rows_is_written_from_its_own_place() -> None:
+    bench = Bench(ranks=2)
+    for rank in range(2):
+        bench.hello(rank)
+        shard = {"start": rank * 5, "count": 5, "nbytes": 5 * ROW_NBYTES, "sharded": True}
+        bench.grant(1, 1, rank, **shard)
+    writes = of(Write, lent(bench, 1))
+    assert [(w.lent, w.source, w.nbytes) for w in writes] == [
+        (1, 0, 5 * ROW_NBYTES),
+        (1, 5 * ROW_NBYTES, 5 * ROW_NBYTES),
+    ]
+    assert dropped(bench.do(Wrote(writes[0].write))) == []
+    assert dropped(bench.do(Wrote(writes[1].write))) == [1]
+    assert bench.at_rest()
+
+
+def test_rows_that_nobody_has_memory_for_are_staged_though_they_could_be_lent() -> None:
+    """They would keep the tower's memory until somebody has."""
+    bench = Bench()
+    bench.hello()
+    effects = lent(bench, 1)
+    assert staged(effects) == [1]
+    bench.stage(effects)
+    (write,) = of(Write, bench.grant(1, 1))
+    assert write.lent is None
+    bench.do(Wrote(write.write))
+    assert bench.at_rest()
+
+
+def test_no_more_is_lent_than_the_slab_holds_and_the_rest_is_staged() -> None:
+    nbytes = ROWS * ROW_NBYTES
+    bench = Bench(slab_nbytes=512)
+    granted(bench, *range(1, 9))
+    writes = of(Write, [effect for room in range(1, 7) for effect in lent(bench, room)])
+    assert [write.lent for write in writes] == [1, 2, 3, 4], "as many as may run at once"
+    assert bench.machine._copies.lent_nbytes == 6 * nbytes <= 512 < 7 * nbytes
+    assert staged(lent(bench, 7)) == [7]
+    assert staged(lent(bench, 8)) == [8]
+
+
+def test_a_grant_lends_rows_that_wait_for_the_slab() -> None:
+    bench = Bench(slab_nbytes=512)
+    bench.hello()
+    assert staged(lent(bench, 1)) == [1]
+    assert staged(lent(bench, 2)) == []
+    (write,) = of(Write, bench.grant(2, 2))
+    assert write.lent == 2
+    assert dropped(bench.do(Wrote(write.write))) == [2]
+
+
+def test_a_claim_that_comes_later_shares_lent_rows() -> None:
+    bench = Bench()
+    granted(bench, 1, 2)
+    (first,) = of(Write, lent(bench, 1))
+    (second,) = of(Write, bench.claim(2, "h1"))
+    assert second.lent == first.lent == 1
+    assert dropped(bench.do(Wrote(first.write))) == []
+    assert dropped(bench.do(Wrote(second.write))) == [1]
+    assert bench.at_rest()
+
+
+def test_lent_rows_of_a_room_that_has_failed_stay_until_its_write_has_ended() -> None:
+    bench = Bench()
+    granted(bench, 1)
+    (write,) = of(Write, lent(bench, 1))
+    assert dropped(bench.tick(SETTINGS.write_timeout_s)) == []
+    assert dropped(bench.do(Wrote(write.write, BROKEN))) == [1]
+    assert bench.at_rest()
+
+
+def test_a_write_to_a_lost_peer_keeps_lent_rows_as_long_as_it_may_read_them() -> None:
+    bench = Bench()
+    granted(bench, 1)
+    (write,) = of(Write, lent(bench, 1))
+    for now in (SETTINGS.peer_timeout_s, SETTINGS.peer_timeout_s + SETTINGS.write_timeout_s, 1e4):
+        assert dropped(bench.tick(now)) == []
+    assert dropped(bench.do(Wrote(write.write, BROKEN))) == [1]
     assert bench.at_rest()
