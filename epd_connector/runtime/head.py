@@ -30,7 +30,6 @@ from epd_connector.core.effects import (
 from epd_connector.link.base import Link, PeerId
 from epd_connector.protocol.codec import Codec
 from epd_connector.protocol.frames import (
-    MAX_FRAMES,
     AnyFrame,
     Describe,
     Description,
@@ -49,7 +48,7 @@ from epd_connector.protocol.frames import (
 from epd_connector.protocol.state import PrefillState
 from epd_connector.runtime.describing import Describing, HeadPlace
 from epd_connector.runtime.loop import Loop
-from epd_connector.runtime.own_ranks import BEAT_S, OwnRanks, answers_of
+from epd_connector.runtime.own_ranks import BEAT_S, OwnRanks, answers_of, take_words
 from epd_connector.runtime.switchboard import Switchboard
 from epd_connector.runtime.tallies import Tallies
 from epd_connector.stats import Counters
@@ -355,7 +354,7 @@ class HeadRuntime:
             effect = self._effects.popleft()
             match effect:
                 case TellRanks(frame=frame):
-                    self._tell_ranks([frame, *self._next_for_ranks()])
+                    self._tell_ranks([frame, *take_words(self._effects)])
                 case Send(endpoint=where, addressee=addressee, frame=frame):
                     self._switch.send(where, addressee, frame)
                 case Reply(route=route, addressee=addressee, frame=frame):
@@ -366,17 +365,6 @@ class HeadRuntime:
                     text = f"{subject}: {failure}"
                     self._describing.failed(text, time.monotonic())
                     logger.warning("%s", text)
-
-    def _next_for_ranks(self) -> list[AnyFrame]:
-        """What ranks are to be told next, as far as one envelope holds it."""
-        frames: list[AnyFrame] = []
-        while self._effects and len(frames) < MAX_FRAMES - 1:
-            effect = self._effects[0]
-            if not isinstance(effect, TellRanks):
-                break
-            frames.append(effect.frame)
-            self._effects.popleft()
-        return frames
 
     def _receiving(self) -> bool:
         """Whether ranks have something to receive, or to make safe."""

@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from epd_connector.core.effects import Effect, TellRanks
 from epd_connector.errors import Code, Failure
 from epd_connector.link.base import PeerId
 from epd_connector.protocol.frames import (
+    MAX_FRAMES,
     Abandon,
     AnyFrame,
     Describe,
@@ -164,6 +166,17 @@ class OwnRanks:
             MAX_WAITING,
             frame,
         )
+
+
+def take_words(effects: deque[Effect]) -> list[AnyFrame]:
+    """What ranks are to be told next, up to the next effect of another kind and as far as an
+    envelope has room for it behind the first."""
+    frames: list[AnyFrame] = []
+    while effects and len(frames) < MAX_FRAMES - 1 and isinstance(effects[0], TellRanks):
+        effect = effects.popleft()
+        assert isinstance(effect, TellRanks)
+        frames.append(effect.frame)
+    return frames
 
 
 def answers_of(missed: Missed) -> list[AnyFrame]:

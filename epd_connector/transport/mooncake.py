@@ -14,7 +14,6 @@ import logging
 import os
 import re
 import sys
-import threading
 import time
 import weakref
 from collections import deque
@@ -34,7 +33,9 @@ from epd_connector.transport.base import (
     TransportOptions,
     span_error,
 )
+from epd_connector.transport.contacts import Contacts
 from epd_connector.transport.ledger import WriteLedger
+from epd_connector.transport.pace import Pace
 from epd_connector.transport.workers import Job, Workers
 
 _log = logging.getLogger(__name__)
@@ -52,7 +53,6 @@ _RDMA_DEVICES = Path("/sys/class/infiniband")
 # Each thread serves one peer at a time, so this many silent peers delay nobody else.
 _SUBMIT_THREADS = 64
 _MAX_BACKLOG = 65536
-_MAX_CONTACTS = 4096
 _CLOSE_WAIT_S = 2.0
 # A thread asks after its write for so long, at first so often, and then ever more rarely: asking
 # takes time from the transfer, where there are few cores.
@@ -60,10 +60,6 @@ _ATTEND_S = 0.1
 _ASK_S = 0.00005
 _ASK_SHARE = 0.02
 _POLL_S = 0.001
-_SURE_SHARE = 0.8
-_SHORT_S = 0.0005
-_FASTER = 0.7
-_FORGET = 1.05
 _DEBIAN_PACKAGES = "libibverbs1 librdmacm1 libnuma1 liburing2 libcurl4"
 
 
@@ -121,9 +117,9 @@ class MooncakeTransport:
         self._destination: SlabBuffer | None = None
         self._ledger = WriteLedger()
         self._wake: Callable[[], None] = lambda: None
-        self._pace = _Pace()
+        self._pace = Pace(longest_s=_ATTEND_S)
         self._lanes = options.write_threads
-        self._contacts = _Contacts()
+        self._contacts = Contacts()
         self._workers = Workers("epd-mooncake", threads=_SUBMIT_THREADS, backlog=_MAX_BACKLOG)
         self._submitted: deque[_Write] = deque()
         self._running: list[_Write] = []
@@ -341,68 +337,6 @@ class MooncakeTransport:
             if write.failure is not None:
                 self._contacts.forget(write.target)
             self._ledger.finish(write.handle, write.failure)
-
-
-class _Pace:
-    """How fast writes are, so that nobody asks about one that cannot have ended. Thread-safe:
-    a number that was overwritten by another thread's is as good."""
-
-    def __init__(self) -> None:
-        self._s_per_byte = 0.0
-
-    def sure_s(self, nbytes: int) -> float:
-        """Seconds in which a write of `nbytes` will not have ended, or 0 for a short one."""
-        sure_s = _SURE_SHARE * self._s_per_byte * nbytes - _SHORT_S
-        return min(max(0.0, sure_s), _ATTEND_S)
-
-    def note(self, nbytes: int, seconds: float, asked: int) -> None:
-        """A write was found to have ended when it was asked about for the `asked`-th time: if
-        that was the first, it may have ended long before."""
-        last = self._s_per_byte
-        now = seconds / nbytes * (_FASTER if asked == 1 else 1.0)
-        self._s_per_byte = min(now, last * _FORGET) if last else now
-
-
-class _Contacts:
-    """Which peers answered. Thread-safe.
-
-    The engine opens a peer under a lock that every submission needs, and waits there for a
-    minute for a peer that is up but silent. A probe beforehand waits outside that lock.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._answered: set[str] = set()
-        self._silent_at: dict[str, float] = {}
-
-    def reach(self, engine: Engine, target: str, queued_at: float) -> bool:
-        """Whether `target` answers. Blocks while it is asked; what was queued before it last
-        failed to answer (monotonic seconds) is not worth asking again."""
-        with self._lock:
-            if target in self._answered:
-                return True
-            if queued_at <= self._silent_at.get(target, float("-inf")):
-                return False
-        answers = engine.send_probe(target) == 0
-        with self._lock:
-            if len(self._answered) + len(self._silent_at) >= _MAX_CONTACTS:
-                self._answered.clear()
-                self._silent_at.clear()
-            if answers:
-                self._answered.add(target)
-            else:
-                self._silent_at[target] = time.monotonic()
-        return answers
-
-    def known(self, target: str) -> bool:
-        """Whether `target` has answered."""
-        with self._lock:
-            return target in self._answered
-
-    def forget(self, target: str) -> None:
-        with self._lock:
-            self._answered.discard(target)
-            self._silent_at.pop(target, None)
 
 
 def _check_protocol(options: TransportOptions) -> None:

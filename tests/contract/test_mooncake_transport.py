@@ -19,6 +19,7 @@ import pytest
 
 from epd_connector.errors import TransportError
 from epd_connector.memory.segment import Segment
+from epd_connector.transport import mooncake
 from epd_connector.transport.base import Span, TransportOptions, WriteState
 from epd_connector.transport.mooncake import MooncakeTransport
 
@@ -29,7 +30,7 @@ LARGE = 64 * MIB
 SESSION = "host:1/1000/4096"
 # IPv6 is a mode of the whole process.
 IPV6_SCRIPT = """
-import time
+import threading
 from epd_connector.memory.segment import Segment
 from epd_connector.transport.base import Span, TransportOptions
 from epd_connector.transport.mooncake import MooncakeTransport
@@ -38,9 +39,12 @@ transport = MooncakeTransport(TransportOptions(host="::1"))
 slabs = [Segment.create(4096, shared=False, owner_tag="test") for _ in range(2)]
 transport.register_source(slabs[0])
 session = transport.register_destination(slabs[1])
+woken = threading.Event()
+transport.set_waker(woken.set)
 transport.write(session, [Span(0, 0, 10)])
 while not (ended := transport.poll()):
-    time.sleep(transport.poll_interval_s)
+    woken.wait(transport.poll_interval_s)
+    woken.clear()
 print(transport.advert(), session, ended[0].state)
 transport.close()
 """
@@ -239,6 +243,26 @@ def test_timed_out_is_pending(engine: ScriptedEngine, transport: MooncakeTranspo
     handle = transport.write(SESSION, [Span(0, 0, 8)])
     assert wait_for(transport, [handle])[handle].state is WriteState.DONE
     assert engine.statuses[101] == []
+
+
+def test_short_writes_wake_and_those_that_take_long_are_polled(
+    engine: ScriptedEngine, transport: MooncakeTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    woken = threading.Event()
+    transport.set_waker(woken.set)
+    transport.write(SESSION, [Span(0, 0, 8)])
+    assert woken.wait(LIMIT_S)
+    assert transport.poll_interval_s is None
+    assert len(transport.poll()) == 1
+    woken.clear()
+    monkeypatch.setattr(mooncake, "_ATTEND_S", 0.0)
+    engine.statuses[102] = [0, 0, 1]
+    transport.write(SESSION, [Span(0, 0, 8)])
+    assert woken.wait(LIMIT_S), "somebody must ask from now on"
+    assert transport.poll_interval_s is not None
+    assert transport.poll() == []
+    assert len(transport.poll()) == 1
+    assert transport.poll_interval_s is None
 
 
 def test_failure_waits_for_the_other_spans(

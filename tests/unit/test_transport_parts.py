@@ -10,6 +10,7 @@ import pytest
 from epd_connector.errors import TransportError
 from epd_connector.transport.base import Completion, Span, TransportOptions, WriteState, span_error
 from epd_connector.transport.ledger import WriteLedger
+from epd_connector.transport.pace import Pace
 from epd_connector.transport.registry import available, create
 from epd_connector.transport.shm import ShmTransport
 from epd_connector.transport.workers import Job, Workers
@@ -34,6 +35,20 @@ def test_ledger_ends_each_write_once() -> None:
     for handle in (first, second, 77):
         with pytest.raises(ValueError, match="not pending"):
             ledger.finish(handle)
+
+
+def test_nobody_asks_about_a_write_before_it_can_have_ended() -> None:
+    pace = Pace(longest_s=0.1)
+    assert pace.sure_s(1 << 26) == 0.0
+    pace.note(1 << 26, 0.02, asked=5)
+    assert 0.01 < pace.sure_s(1 << 26) < 0.02
+    assert pace.sure_s(1 << 18) == 0.0
+    assert pace.sure_s(1 << 32) == 0.1
+    before = pace.sure_s(1 << 26)
+    pace.note(1 << 26, 0.04, asked=5)
+    assert before < pace.sure_s(1 << 26) < 0.02, "a slow one is forgiven little by little"
+    pace.note(1 << 26, before, asked=1)
+    assert pace.sure_s(1 << 26) < before, "it may have ended long before it was asked about"
 
 
 def test_span_error_says_which_slab() -> None:
