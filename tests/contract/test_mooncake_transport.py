@@ -245,6 +245,10 @@ def test_timed_out_is_pending(engine: ScriptedEngine, transport: MooncakeTranspo
     assert engine.statuses[101] == []
 
 
+def is_polled(transport: MooncakeTransport) -> bool:
+    return transport.poll_interval_s is not None
+
+
 def test_short_writes_wake_and_those_that_take_long_are_polled(
     engine: ScriptedEngine, transport: MooncakeTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,17 +256,17 @@ def test_short_writes_wake_and_those_that_take_long_are_polled(
     transport.set_waker(woken.set)
     transport.write(SESSION, [Span(0, 0, 8)])
     assert woken.wait(LIMIT_S)
-    assert transport.poll_interval_s is None
+    assert not is_polled(transport)
     assert len(transport.poll()) == 1
     woken.clear()
     monkeypatch.setattr(mooncake, "_ATTEND_S", 0.0)
     engine.statuses[102] = [0, 0, 1]
     transport.write(SESSION, [Span(0, 0, 8)])
     assert woken.wait(LIMIT_S), "somebody must ask from now on"
-    assert transport.poll_interval_s is not None
+    assert is_polled(transport)
     assert transport.poll() == []
     assert len(transport.poll()) == 1
-    assert transport.poll_interval_s is None
+    assert not is_polled(transport)
 
 
 def test_failure_waits_for_the_other_spans(

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from benchmarks import burst, engines, item, reassembly, rooms
+from benchmarks import burst, engines, item, reassembly, rooms, stages
 from benchmarks.deployment import Deployment, Timing
 from benchmarks.engines import Way
 from benchmarks.ranks import Cell
@@ -119,3 +119,13 @@ def test_a_request_alone_may_pay_for_the_transfer_and_two_steps() -> None:
     found = engines.compare([way("monolithic", 0.1, 0.1), way("epd", 0.125, 0.127)], [0.004, 0.008])
     (goal,) = found.goals
     assert (round(goal.goal, 6), round(goal.value, 6), goal.met) == (26.0, 26.0, True)
+
+
+def test_stages_are_the_medians_of_what_passes_from_one_to_the_next() -> None:
+    first, second, third = stages.STAGES[:3]
+    items = [
+        [(first, 0), (third, 1), (second, 2_000), (third, 5_000)],
+        [(first, 10_000), (second, 14_000), (third, 15_000)],
+        [(first, 20_000), (second, 23_000), (second, 90_000), (third, 25_000)],
+    ]
+    assert stages.between(items) == {second: 3.0, third: 2.0}
