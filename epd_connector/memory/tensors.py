@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from epd_connector.errors import TransportError
+from epd_connector.memory.pages import advise_large_pages
 from epd_connector.memory.segment import Segment
 
 
@@ -217,7 +218,10 @@ class Publisher:
 
     def empty(self, rows: int, width: int, dtype: str) -> torch.Tensor:
         """A new ``[rows, width]`` tensor whose content is not set yet."""
-        return torch.empty((rows, width), dtype=getattr(torch, dtype), device=self._device)
+        made = torch.empty((rows, width), dtype=getattr(torch, dtype), device=self._device)
+        if self._device.type == "cpu":
+            advise_large_pages(made.data_ptr(), made.numel() * made.element_size())
+        return made
 
     def fill(self, target: torch.Tensor, offset: int, when_read: WhenRead) -> None:
         """Copies the rows at ``offset`` into ``target``, ``[rows, width]`` on the device.
