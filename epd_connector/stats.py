@@ -73,9 +73,12 @@ class Counters:
 
     def add(self, name: str, amount: int = 1) -> None:
         """Count ``amount`` more of ``name``; KeyError if nothing of that name is counted."""
-        if name not in COUNTS:
-            raise KeyError(f"{name} is not counted; the counters are {', '.join(COUNTS)}")
-        setattr(self, name, getattr(self, name) + amount)
+        # Several times per room: one look at one table.
+        try:
+            self.__dict__[name] += amount
+        except (KeyError, TypeError):
+            listed = ", ".join(COUNTS)
+            raise KeyError(f"{name} is not counted; the counters are {listed}") from None
 
     def add_duration(self, seconds: float) -> None:
         """Note how long one item took from encoded to landed."""

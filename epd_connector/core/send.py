@@ -88,7 +88,8 @@ class EncodeRank:
                 self._on_tick()
             case Stop():
                 self._on_stop()
-        self._offer_lent()
+        if self._copies.newly_lent:
+            self._offer_lent()
         self._pressure.weigh(self._copies.waiting_nbytes, self._rooms, now)
         effects = list(self._effects)
         self._effects.clear()

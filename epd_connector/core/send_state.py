@@ -161,10 +161,13 @@ class SendRoom:
 
     def all_answered(self) -> bool:
         """Whether every prefill rank that this encode rank serves has its answer."""
-        return self.receivers is not None and all(
-            rank in self.grants and self.grants[rank].state is GrantState.ANSWERED
-            for rank in self.receivers
-        )
+        if self.receivers is None:
+            return False
+        for rank in self.receivers:
+            grant = self.grants.get(rank)
+            if grant is None or grant.state is not GrantState.ANSWERED:
+                return False
+        return True
 
 
 @dataclass(slots=True, eq=False)

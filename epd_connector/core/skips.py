@@ -45,6 +45,8 @@ class Skips:
 
     def take(self, now: float) -> list[tuple[str, SkipRooms]]:
         """What is to be said now: new skips, and those that are due again."""
+        if not self._fresh and not self._tries:
+            return []
         for address, room in self._retries.expired(now):
             if self._tries[address, room] < TRIES:
                 self._fresh.setdefault(address, []).append(room)

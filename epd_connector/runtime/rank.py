@@ -311,30 +311,32 @@ class RankRuntime:
             self._decided(self._receiver.handle(event, now), now)
 
     def _decided(self, effects: list[Effect], now: float) -> None:
-        self._effects.extend(effects)
         if self._tally_at is None:
             self._tally_at = now + TALLY_S
-        self._carry_out()
+        if effects:
+            self._effects.extend(effects)
+            self._carry_out()
 
     def _carry_out(self) -> None:
         """In the order of the decisions; an error costs one effect only."""
         while self._effects:
             effect = self._effects.popleft()
             match effect:
+                # What there is most of comes first.
                 case Reply(route=route, addressee=addressee, frame=frame):
                     self._switch.reply(PeerId(route), addressee, frame)
-                case Send(endpoint=where, addressee=addressee, frame=frame):
-                    self._switch.send(where, addressee, frame)
-                case Hangup(endpoint=where):
-                    self._switch.hang_up(where)
-                case TellHead(frame=frame):
-                    self._tell_head(frame)
                 case Write():
                     self._write(effect)
-                case Stage():
-                    self._staging.start(effect)
                 case DropRows(token=token):
                     self._staging.drop(token)
+                case TellHead(frame=frame):
+                    self._tell_head(frame)
+                case Send(endpoint=where, addressee=addressee, frame=frame):
+                    self._switch.send(where, addressee, frame)
+                case Stage():
+                    self._staging.start(effect)
+                case Hangup(endpoint=where):
+                    self._switch.hang_up(where)
                 case ForgetSession(transport=name, session=session):
                     self._writes.forget(name, session)
                 case Probe(endpoint=where):
