@@ -4,11 +4,14 @@
 Three ways to the same answer: one engine that does everything (`monolithic`), an encode and a
 prefill engine with this connector (`epd`), and such a pair with the host's own connector over
 Mooncake (`in-tree`; left out of a quick run). An idle engine with the host's connector does
-not take part in its own transfers, so its prefill engine is kept busy by a request that only
-generates. Measured are the time to the first token, from sending, and requests per second.
+not take part in its own transfers, so its prefill engine is kept busy by requests that only
+generate. Engines whose turn it is not are held. Measured are the time to the first token, from
+sending, and requests per second.
 """
 
 import itertools
+import os
+import signal
 import tempfile
 import threading
 import time
@@ -45,8 +48,10 @@ PICTURE = (512, 512)
 STEPS = 2
 START_TIMEOUT_S, REPORT_TIMEOUT_S = 600.0, 5.0
 _BUSY_TOKENS = 100
+_GENERATORS = 2
+_SETTLE_S = 0.5
 _SLABS: dict[str, JSONValue] = {"send_slab_bytes": "32MiB", "receive_slab_bytes": "32MiB"}
-_PATIENCE: dict[str, JSONValue] = {"peer_timeout_s": 30, "resolve_timeout_s": 30}
+_PATIENCE: dict[str, JSONValue] = {"peer_timeout_s": 600, "resolve_timeout_s": 30}
 
 Ask = Callable[[str], ChatResult]
 """Sends a picture, and returns the streamed answer about it."""
@@ -54,25 +59,54 @@ Ask = Callable[[str], ChatResult]
 
 @dataclass
 class Way:
-    """One way to an answer. By how many were asked at once: seconds until the first token of
-    each answer, and requests per second of each round."""
+    """One way to an answer, by ``engines`` that are held (SIGSTOP) when it is not their turn. By
+    how many were asked at once: seconds until the first token of each answer, and answers per
+    second of each round. ``fails``: it may, and is counted."""
 
     name: str
     ask: Ask
+    engines: Sequence[EngineProcess] = ()
+    fails: bool = False
+    failed: int = 0
     first_s: dict[int, list[float]] = field(default_factory=dict)
     rate: dict[int, list[float]] = field(default_factory=dict)
     step_s: list[float] = field(default_factory=list)
 
     def crowd(self, pictures: Sequence[str]) -> None:
         """All of ``pictures`` at once."""
+        self.signal_all(signal.SIGCONT)
+        time.sleep(_SETTLE_S)
+        try:
+            self._ask_all(pictures)
+            time.sleep(_SETTLE_S)
+        finally:
+            self.signal_all(signal.SIGSTOP)
+
+    def forget(self) -> None:
+        """What was measured so far does not count."""
+        for table in (self.first_s, self.rate, self.step_s):
+            table.clear()
+        self.failed = 0
+
+    def signal_all(self, number: signal.Signals) -> None:
+        """To every process of its engines."""
+        for engine in self.engines:
+            os.killpg(engine.pid, number)
+
+    def _ask_all(self, pictures: Sequence[str]) -> None:
         count = len(pictures)
         begun = time.monotonic()
         with ThreadPoolExecutor(count) as pool:
             answers = list(pool.map(self.ask, pictures))
-        self.rate.setdefault(count, []).append(count / (time.monotonic() - begun))
+        taken_s = time.monotonic() - begun
+        good = sum(answer.ok for answer in answers)
+        self.rate.setdefault(count, []).append(good / taken_s)
         for answer in answers:
             if not answer.ok or answer.ttft_s is None:
-                raise RuntimeError(f"{self.name}: {answer.status} {answer.error}")
+                if not self.fails:
+                    raise RuntimeError(f"{self.name}: {answer.status} {answer.error}")
+                self.failed += 1
+                continue
             self.first_s.setdefault(count, []).append(answer.ttft_s)
             if count == 1:
                 self.step_s.append((answer.seconds - answer.ttft_s) / (TOKENS - 1))
@@ -126,13 +160,15 @@ def _kept_busy(engine: EngineProcess) -> Iterator[None]:
         while not ended.is_set():
             engine.chat(user_message("Go on."), max_tokens=_BUSY_TOKENS, ignore_eos=True)
 
-    with ThreadPoolExecutor(1) as pool:
-        going = pool.submit(generate)
+    # Two by turns: between two requests of one, the other goes on.
+    with ThreadPoolExecutor(_GENERATORS) as pool:
+        going = [pool.submit(generate) for _ in range(_GENERATORS)]
         try:
             yield
         finally:
             ended.set()
-            going.result()
+            for generator in going:
+                generator.result()
 
 
 @contextmanager
@@ -152,14 +188,15 @@ def _up(model: Path, logs: Path, *, in_tree: bool) -> Iterator[tuple[list[Way], 
         with running(specs, logs, timeout_s=START_TIMEOUT_S) as engines:
             alone, encode, prefill, *pair = engines
             ways = [
-                Way("monolithic", partial(_alone, alone)),
-                Way("epd", partial(_epd, encode, prefill)),
+                Way("monolithic", partial(_alone, alone), [alone]),
+                Way("epd", partial(_epd, encode, prefill), [encode, prefill]),
             ]
             if not pair:
                 yield ways, encode
                 return
             consumer = f"tcp://127.0.0.1:{ports.first}"
-            ways.append(Way("in-tree", partial(_in_tree, pair[0], pair[1], consumer)))
+            ask = partial(_in_tree, pair[0], pair[1], consumer)
+            ways.append(Way("in-tree", ask, pair, fails=True))
             with _kept_busy(pair[1]):
                 yield ways, encode
     finally:
@@ -168,26 +205,35 @@ def _up(model: Path, logs: Path, *, in_tree: bool) -> Iterator[tuple[list[Way], 
 
 def measure(quick: bool) -> Measured:
     """See ``results``."""
+    with tempfile.TemporaryDirectory(prefix="epd-engines-") as scratch:
+        model = build(ModelKind.QWEN3_VL, Path(scratch) / "model")
+        with _up(model, Path(scratch), in_tree=not quick) as (ways, encode):
+            try:
+                _take_turns(ways, QUICK_ROUNDS if quick else ROUNDS)
+            finally:
+                for way in ways:
+                    way.signal_all(signal.SIGCONT)
+            landed_s = fetch_report(encode.control_address, REPORT_TIMEOUT_S).encoded_to_landed_s
+    return compare(ways, landed_s)
+
+
+def _take_turns(ways: Sequence[Way], rounds: int) -> None:
+    """All ``rounds``, with all ways in each, after one picture that does not count."""
     seeds = itertools.count(1)
 
     def pictures(count: int) -> list[str]:
         return [random_picture(*PICTURE, next(seeds)) for _ in range(count)]
 
-    with tempfile.TemporaryDirectory(prefix="epd-engines-") as scratch:
-        model = build(ModelKind.QWEN3_VL, Path(scratch) / "model")
-        with _up(model, Path(scratch), in_tree=not quick) as (ways, encode):
-            for way in ways:
-                way.crowd(pictures(1))
-                way.first_s.clear()
-                way.rate.clear()
-                way.step_s.clear()
-            for _ in range(QUICK_ROUNDS if quick else ROUNDS):
-                for count in AT_ONCE:
-                    for _ in range(ALONE_PER_ROUND if count == 1 else 1):
-                        for way in ways:
-                            way.crowd(pictures(count))
-            landed_s = fetch_report(encode.control_address, REPORT_TIMEOUT_S).encoded_to_landed_s
-    return compare(ways, landed_s)
+    for way in ways:
+        way.signal_all(signal.SIGSTOP)
+    for way in ways:
+        way.crowd(pictures(1))
+        way.forget()
+    for _ in range(rounds):
+        for count in AT_ONCE:
+            for _ in range(ALONE_PER_ROUND if count == 1 else 1):
+                for way in ways:
+                    way.crowd(pictures(count))
 
 
 def compare(ways: Sequence[Way], landed_s: Sequence[float]) -> Measured:
@@ -201,6 +247,9 @@ def compare(ways: Sequence[Way], landed_s: Sequence[float]) -> Measured:
             found.series.append(Series("engines", f"{name}: first token", "ms", first_ms))
             rate = tuple(way.rate[count])
             found.series.append(Series("engines", f"{name}: rate", "requests/s", rate))
+        if way.fails:
+            failed = (float(way.failed),)
+            found.series.append(Series("engines", f"{way.name}: failed", "requests", failed))
     alone, epd = ways[0], ways[1]
     steps_ms = 1e3 * STEPS * median(epd.step_s)
     most = 1e3 * median(landed_s) + steps_ms

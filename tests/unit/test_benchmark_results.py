@@ -114,7 +114,7 @@ def test_a_request_alone_may_pay_for_the_transfer_and_two_steps() -> None:
         raise AssertionError(f"nobody is asked about {picture}")
 
     def way(name: str, *first_s: float) -> Way:
-        return Way(name, ask, {1: list(first_s)}, {1: [1.0]}, [0.01, 0.01])
+        return Way(name, ask, first_s={1: list(first_s)}, rate={1: [1.0]}, step_s=[0.01, 0.01])
 
     found = engines.compare([way("monolithic", 0.1, 0.1), way("epd", 0.125, 0.127)], [0.004, 0.008])
     (goal,) = found.goals
